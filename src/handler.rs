@@ -1,0 +1,302 @@
+//! What a business must say so that the engine can apply its events once.
+//!
+//! In: decoded, claimed events of one batch, inside the engine's transaction. Out: one [`Outcome`] each. The handler writes its own
+//! rows; claims, held rows and the frontier are the engine's. If it dies here, the transaction rolls back and nothing has happened,
+//! but for calls whose answers the handler has kept in [`Answers`].
+//!
+//! Invariant: an effect needs a [`Claimed`] event, and only the engine can make one (R-KFK-IDEM-X1).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::record::{Epoch, Offset, Record, SourceId};
+use crate::store::{DbError, Session};
+
+/// A digest of an event's decoded fields in canonical form; the low byte is the version of that form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventDigest(pub i64);
+
+impl EventDigest {
+    /// Builds a digest of canonical form `version` from a 64-bit hash, of which the upper 56 bits are kept.
+    #[must_use]
+    pub const fn new(version: u8, hash: u64) -> Self {
+        Self((hash & !0xff | version as u64).cast_signed())
+    }
+
+    /// `true` when both were made by the same version and differ: the same id with another content.
+    #[must_use]
+    pub const fn contradicts(self, other: Self) -> bool {
+        self.0 as u8 == other.0 as u8 && self.0 != other.0
+    }
+}
+
+/// What the engine must know of a decoded event.
+pub trait Event: Send + Sync + 'static {
+    /// The UUID v7 that is the one and only dedup key (R-KFK-IDEM-1, R-KFK-IDEM-X2).
+    fn id(&self) -> Uuid;
+    /// The digest that tells a repeated event from a conflicting one.
+    fn digest(&self) -> EventDigest;
+}
+
+/// Why a record is held and not applied: a stable word for metrics and queries, and a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// The stable word.
+    pub reason: HeldReason,
+    /// All faults found, in words. It may quote the input, so it is stored, never logged.
+    pub error: String,
+    /// The event's id where it could be read, so that an operator can find it.
+    pub event_id: Option<Uuid>,
+}
+
+/// The closed list of reasons in `held_event.reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HeldReason {
+    /// The bytes are no event.
+    Undecodable,
+    /// An event, but one that breaks a rule of its schema.
+    Invalid,
+    /// The downstream refused it for good.
+    Rejected,
+    /// The same id was seen with another content.
+    Conflict,
+    /// The id is older than what is remembered.
+    BeyondHorizon,
+    /// The id's time lies too far in the future.
+    Future,
+    /// A retryable failure that has not happened downstream.
+    Retryable,
+    /// Nobody knows whether the effect happened.
+    Unknown,
+}
+
+impl HeldReason {
+    /// Every reason, in the order above.
+    pub const ALL: [Self; 8] = [
+        Self::Undecodable,
+        Self::Invalid,
+        Self::Rejected,
+        Self::Conflict,
+        Self::BeyondHorizon,
+        Self::Future,
+        Self::Retryable,
+        Self::Unknown,
+    ];
+
+    /// The word stored in the table and shown in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Undecodable => "undecodable",
+            Self::Invalid => "invalid",
+            Self::Rejected => "rejected",
+            Self::Conflict => "conflict",
+            Self::BeyondHorizon => "beyond_horizon",
+            Self::Future => "future",
+            Self::Retryable => "retryable",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for HeldReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A decoded event whose claim this transaction holds.
+///
+/// Only the engine makes one, so no effect can be written without the claim:
+///
+/// ```compile_fail,E0451
+/// # use onceward::handler::Claimed;
+/// let forged = Claimed { event: (), offset: onceward::record::Offset(0) };
+/// ```
+///
+/// Reading one is open to every handler:
+///
+/// ```
+/// # use onceward::handler::Claimed;
+/// fn read<E>(claimed: &Claimed<E>) -> &E {
+///     claimed.event()
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Claimed<E> {
+    event: E,
+    offset: Offset,
+}
+
+impl<E> Claimed<E> {
+    /// The engine's only door: called with what the claim statement returned, or with a held row it has locked.
+    pub(crate) const fn new(event: E, offset: Offset) -> Self {
+        Self { event, offset }
+    }
+
+    /// The event.
+    pub const fn event(&self) -> &E {
+        &self.event
+    }
+
+    /// Where its record stands; for order and explanation, never a key.
+    pub const fn offset(&self) -> Offset {
+        self.offset
+    }
+}
+
+/// What became of one claimed event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The effect happened and its row is written.
+    Applied,
+    /// A business "no": its row is written, and it is settled.
+    Declined,
+    /// Nobody was called: the claim is given back and the event comes again, not before the wait is over.
+    NotStarted {
+        /// How long the downstream asked us to wait.
+        wait: Duration,
+    },
+    /// It did not happen and may be tried again.
+    Retry {
+        /// For the held row.
+        error: String,
+        /// The earliest next attempt, where the downstream named one.
+        wait: Option<Duration>,
+    },
+    /// Nobody knows whether it happened; never "not charged".
+    Unknown {
+        /// For the held row.
+        error: String,
+        /// The earliest next attempt, where the downstream named one.
+        wait: Option<Duration>,
+        /// Asking again could repeat the effect (the downstream has forgotten the key): wait for an operator.
+        parked: bool,
+    },
+    /// The downstream refused it for good, and it has not happened.
+    Rejected {
+        /// For the held row.
+        error: String,
+    },
+    /// The same id is known with another content.
+    Conflict {
+        /// For the held row.
+        error: String,
+    },
+}
+
+/// Answers of the downstream, by event id, kept until the event is settled: they survive a rolled-back transaction and the
+/// actor that asked, so that a batch which runs again does not call again.
+#[derive(Debug)]
+pub struct Answers<A>(Arc<Mutex<HashMap<Uuid, A>>>);
+
+impl<A> Clone for Answers<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A> Default for Answers<A> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<A: Clone> Answers<A> {
+    /// Keeps an answer; called as soon as it is known.
+    pub fn keep(&self, event_id: Uuid, answer: A) {
+        self.lock().insert(event_id, answer);
+    }
+
+    /// The kept answer, if this event has been asked for already.
+    #[must_use]
+    pub fn get(&self, event_id: Uuid) -> Option<A> {
+        self.lock().get(&event_id).cloned()
+    }
+
+    /// Every kept answer: also of events that are not in this batch.
+    #[must_use]
+    pub fn all(&self) -> Vec<(Uuid, A)> {
+        self.lock().iter().map(|(id, answer)| (*id, answer.clone())).collect()
+    }
+
+    pub(crate) fn forget(&self, event_ids: impl IntoIterator<Item = Uuid>) {
+        let mut answers = self.lock();
+        for id in event_ids {
+            answers.remove(&id);
+        }
+    }
+
+    /// A panic while the map is locked cannot leave it half changed: each change is one call.
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Uuid, A>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A flag that a revoke, a stop or a fence raises and that a running batch reads before each call.
+#[derive(Clone, Debug, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    /// Raises it; it never falls again.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether no further call may start.
+    #[must_use]
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What a handler may know of the batch it is in.
+#[derive(Debug)]
+pub struct BatchContext<A> {
+    /// The partition's row.
+    pub source: SourceId,
+    /// The epoch under which this transaction was fenced.
+    pub epoch: Epoch,
+    /// The consumer group.
+    pub group: Arc<str>,
+    /// No call may start that could end after this.
+    pub deadline: Instant,
+    /// Raised: start no call.
+    pub stop: StopFlag,
+    /// Answers of earlier tries, and where new ones go.
+    pub answers: Answers<A>,
+}
+
+/// A business that applies events once.
+///
+/// `apply` is called at most once per event and transaction, with events in offset order, and returns one outcome for each, in
+/// that order. It writes its rows through `tx` and must not end the transaction. Whatever it learns from a downstream that cannot
+/// be asked twice goes into `ctx.answers` at once.
+pub trait Handler: Send + Sync + 'static {
+    /// The decoded event.
+    type Event: Event;
+    /// What the downstream said about one event.
+    type Answer: Clone + Send + Sync + 'static;
+
+    /// Decodes and validates one record, reporting all its faults together.
+    ///
+    /// # Errors
+    /// The record is held with the rejection's reason; it never stops the partition.
+    fn decode(&self, record: &Record) -> Result<Self::Event, Rejection>;
+
+    /// Applies the events and writes the handler's rows.
+    ///
+    /// # Errors
+    /// Rolls the whole batch back; kept answers survive.
+    fn apply(
+        &self,
+        tx: &mut Session,
+        ctx: &BatchContext<Self::Answer>,
+        events: &[Claimed<Self::Event>],
+    ) -> impl Future<Output = Result<Vec<Outcome>, DbError>>;
+}

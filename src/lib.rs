@@ -1,0 +1,27 @@
+//! onceward applies each business event from Kafka once: one row in PostgreSQL, one charge at the provider.
+//!
+//! The modules stand in the order a record travels: [`record`] → [`event`] → [`handler`] (and [`billing`], the handler of the
+//! service) → [`pipeline`] → [`provider`], [`store`]; around them configuration, metrics, the admin port and the reconciler.
+
+pub mod record;
+
+pub mod event;
+pub mod handler;
+
+pub mod billing;
+
+pub mod pipeline;
+
+pub mod provider;
+pub mod store;
+
+pub mod audit;
+
+pub mod admin;
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod metrics;
+
+#[cfg(feature = "lab")]
+pub mod lab;

@@ -1,0 +1,2 @@
+//! The service binary: everything it does is in the library.
+fn main() {}

@@ -1,0 +1,147 @@
+//! A record is what Kafka gives: bytes at an offset. What they mean is the handler's business (`event.rs`).
+//!
+//! Invariant: an [`Offset`] is a record's own place, a [`NextOffset`] is what is committed; they never share a variable.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::Xxh3;
+
+/// The place of one record in its partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Offset(pub i64);
+
+/// One past the last settled record: the value that the ownership row and Kafka hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NextOffset(pub i64);
+
+/// `consumed_partition.epoch`: made by the database alone, one more at each change of owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub i64);
+
+/// `consumed_partition.id`: one (group, topic, partition).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceId(pub i32);
+
+/// A digest of a record's timestamp, key, headers and value as bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordDigest(pub i64);
+
+/// A record header: Kafka bounds neither name nor value, and neither need be text.
+pub type Header = (Box<[u8]>, Option<Box<[u8]>>);
+
+/// One owned record. Nothing of the Kafka client's memory is kept, so that a slow partition cannot pin its buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The partition it was read from.
+    pub partition: i32,
+    /// Its place there.
+    pub offset: Offset,
+    /// Milliseconds since 1970 as the topic keeps them; `None` when the broker has none.
+    pub timestamp_ms: Option<i64>,
+    /// The key; `None` and empty are different.
+    pub key: Option<Box<[u8]>>,
+    /// The headers in their order, repeats included.
+    pub headers: Box<[Header]>,
+    /// The value; `None` is a tombstone.
+    pub payload: Option<Box<[u8]>>,
+}
+
+impl Offset {
+    /// The offset that is committed once this record is settled.
+    #[must_use]
+    pub const fn next(self) -> NextOffset {
+        NextOffset(self.0 + 1)
+    }
+}
+
+impl NextOffset {
+    /// Where the first record not yet settled would stand.
+    #[must_use]
+    pub const fn first_open(self) -> Offset {
+        Offset(self.0)
+    }
+}
+
+impl Record {
+    /// The digest that tells this record from another at the same offset (a topic made anew).
+    /// Lengths go in with the bytes, so that moving a byte from key to value changes it.
+    #[must_use]
+    pub fn digest(&self) -> RecordDigest {
+        let mut hash = Xxh3::new();
+        hash.update(&self.timestamp_ms.unwrap_or(i64::MIN).to_le_bytes());
+        absorb(&mut hash, self.key.as_deref());
+        hash.update(&(self.headers.len() as u64).to_le_bytes());
+        for (name, value) in &self.headers {
+            absorb(&mut hash, Some(name));
+            absorb(&mut hash, value.as_deref());
+        }
+        absorb(&mut hash, self.payload.as_deref());
+        RecordDigest(hash.digest().cast_signed())
+    }
+
+    /// What the record costs the buffer, in bytes: its contents and a flat charge for its own structure.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        const OWN: usize = 128;
+        let header = |(name, value): &Header| name.len() + value.as_deref().map_or(0, <[u8]>::len) + 48;
+        OWN + self.key.as_deref().map_or(0, <[u8]>::len)
+            + self.payload.as_deref().map_or(0, <[u8]>::len)
+            + self.headers.iter().map(header).sum::<usize>()
+    }
+}
+
+fn absorb(hash: &mut Xxh3, bytes: Option<&[u8]>) {
+    let length = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
+    hash.update(&length.to_le_bytes());
+    hash.update(bytes.unwrap_or_default());
+}
+
+macro_rules! display_as_number {
+    ($($name:ty),+) => { $(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )+ };
+}
+display_as_number!(Offset, NextOffset, Epoch, SourceId);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            partition: 0,
+            offset: Offset(7),
+            timestamp_ms: Some(1),
+            key: Some(b"ab"[..].into()),
+            headers: Box::new([(b"h"[..].into(), None)]),
+            payload: Some(b"cd"[..].into()),
+        }
+    }
+
+    #[test]
+    fn the_digest_tells_every_part_apart() {
+        let base = record();
+        let changes: [fn(&mut Record); 6] = [
+            |r| r.timestamp_ms = None,
+            |r| r.key = None,
+            |r| r.key = Some(Box::default()),
+            |r| r.headers = Box::default(),
+            |r| (r.key, r.payload) = (Some(b"abc"[..].into()), Some(b"d"[..].into())),
+            |r| r.payload = None,
+        ];
+        for change in changes {
+            let mut other = base.clone();
+            change(&mut other);
+            assert_ne!(base.digest(), other.digest(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_digest_is_frozen_because_it_is_stored() {
+        assert_eq!(record().digest(), RecordDigest(-763529167367224884));
+    }
+}
