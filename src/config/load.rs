@@ -1,0 +1,6 @@
+//! Loading.
+/// x
+#[derive(Debug)]
+pub struct ConfigError; /// x
+#[derive(Debug)]
+pub struct Fault;

@@ -1,0 +1,5 @@
+//! Rendering.
+/// x
+pub fn example() -> String { todo!() }
+/// x
+pub fn markdown() -> String { todo!() }
