@@ -7,9 +7,15 @@ use std::fmt;
 pub struct KafkaOptions(BTreeMap<String, String>);
 
 impl KafkaOptions {
-    pub(super) fn from_table(_table: &toml::Table) -> Result<Self, String> { Ok(Self::default()) }
-    pub(super) fn shown(&self) -> String { String::new() }
+    pub(super) fn from_table(_table: &toml::Table) -> Result<Self, String> {
+        Ok(Self::default())
+    }
+    pub(super) fn shown(&self) -> String {
+        String::new()
+    }
 }
 impl fmt::Debug for KafkaOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str(&self.shown()) }
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
 }

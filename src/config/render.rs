@@ -1,5 +1,9 @@
 //! Rendering.
 /// x
-pub fn example() -> String { todo!() }
+pub fn example() -> String {
+    todo!()
+}
 /// x
-pub fn markdown() -> String { todo!() }
+pub fn markdown() -> String {
+    todo!()
+}
