@@ -1,0 +1,7 @@
+//! Loading.
+/// x
+#[derive(Debug)]
+pub struct ConfigError;
+/// x
+#[derive(Debug)]
+pub struct Fault;
