@@ -8,6 +8,7 @@ pub mod rebalance;
 
 pub mod start;
 pub mod supervisor;
+pub mod takeover;
 
 pub mod partition;
 pub mod window;

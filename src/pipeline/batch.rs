@@ -74,15 +74,15 @@ struct Item<'a, E> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Effects written.
-    pub applied: u64,
+    pub applied: usize,
     /// Business refusals written.
-    pub declined: u64,
+    pub declined: usize,
     /// Settled before.
-    pub duplicates: u64,
+    pub duplicates: usize,
     /// Recorded with a reason.
-    pub held: u64,
+    pub held: usize,
     /// Not settled.
-    pub given_back: u64,
+    pub given_back: usize,
 }
 
 impl<'a, E: Event> Batch<'a, E> {

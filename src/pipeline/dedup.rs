@@ -27,6 +27,7 @@ use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
 use crate::store::held_events::{DueHeld, HeldUpdate};
 use crate::retention::Days;
+use crate::status::Status;
 use crate::store::{DbError, ErrorClass, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
@@ -58,6 +59,8 @@ pub struct Engine<H> {
     pub future_skew: Duration,
     /// The day partitions known to exist.
     pub days: Days,
+    /// Partitions for people.
+    pub status: Status,
 }
 
 /// What this owner may have written last into `consumed_partition.next_offset`: more than one value after an unknown COMMIT.
@@ -406,7 +409,7 @@ async fn run_due<H: Business>(
             }
             let outcomes = apply(engine, tx, run, &events).await?;
             assert_eq!(outcomes.len(), due.len(), "a handler returns one outcome for each claimed event");
-            let mut counts = Counts { held: updates.len() as u64, ..Counts::default() };
+            let mut counts = Counts { held: updates.len(), ..Counts::default() };
             let mut wait = None;
             for (row, outcome) in due.into_iter().zip(outcomes) {
                 if let Outcome::NotStarted { wait: asked } = &outcome {
@@ -430,9 +433,9 @@ async fn run_due<H: Business>(
 fn update(row: &DueHeld, outcome: Outcome, retry: &RetryPolicy, counts: &mut Counts) -> HeldUpdate {
     let again = |wait| retry.after(u32::try_from(row.attempts).unwrap_or(u32::MAX).saturating_add(1), row.first_held_age, wait);
     let (applied, declined) = (matches!(outcome, Outcome::Applied), matches!(outcome, Outcome::Declined));
-    counts.applied += u64::from(applied);
-    counts.declined += u64::from(declined);
-    counts.held += u64::from(!applied && !declined);
+    counts.applied += usize::from(applied);
+    counts.declined += usize::from(declined);
+    counts.held += usize::from(!applied && !declined);
     let failed = |reason, error, next| match next {
         Next::Again(next_attempt_in) => HeldUpdate::Retrying { reason, error, next_attempt_in },
         Next::Park => HeldUpdate::Parked { reason, error },
@@ -449,11 +452,11 @@ fn update(row: &DueHeld, outcome: Outcome, retry: &RetryPolicy, counts: &mut Cou
 }
 
 fn report(counts: Counts) {
-    metrics::events(metrics::EventOutcome::Applied, counts.applied);
-    metrics::events(metrics::EventOutcome::Declined, counts.declined);
-    metrics::events(metrics::EventOutcome::Duplicate, counts.duplicates);
-    metrics::events(metrics::EventOutcome::Held, counts.held);
-    metrics::events(metrics::EventOutcome::GivenBack, counts.given_back);
+    metrics::events(metrics::Outcome::Applied, counts.applied);
+    metrics::events(metrics::Outcome::Declined, counts.declined);
+    metrics::events(metrics::Outcome::Duplicate, counts.duplicates);
+    metrics::events(metrics::Outcome::Held, counts.held);
+    metrics::events(metrics::Outcome::GivenBack, counts.given_back);
 }
 
 /// The ages of the oldest and the newest record of a batch when it has committed: two samples a batch bound the rest.

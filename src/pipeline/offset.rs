@@ -18,9 +18,11 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use tokio::sync::oneshot;
 use tracing::warn;
 
+use crate::app::DeathNotice;
 use crate::metrics;
 use crate::pipeline::rebalance::Rebalances;
 use crate::record::{Epoch, NextOffset};
+use crate::status::Status;
 
 /// How long a commit may go unanswered before it counts as failed. Its thread may still be blocked; what it tried is tried again.
 const COMMIT_ANSWER: Duration = Duration::from_secs(5);
@@ -78,9 +80,10 @@ struct Entry {
 pub struct OffsetActor {
     ledger: Ledger,
     thread: Sender<CommitRequest>,
+    status: Status,
     interval: Duration,
     committing: bool,
-    _death: crate::app::DeathNotice,
+    _death: DeathNotice,
 }
 
 #[derive(Debug)]
@@ -121,11 +124,11 @@ impl Ledger {
         self.0.get(&partition).and_then(Entry::due)
     }
 
-    /// Kafka has it.
-    pub fn committed(&mut self, partition: i32, next_offset: NextOffset) {
-        if let Some(entry) = self.0.get_mut(&partition) {
-            entry.committed = entry.committed.max(Some(next_offset));
-        }
+    /// Kafka has it. Out: the epoch under which the partition is tracked.
+    pub fn committed(&mut self, partition: i32, next_offset: NextOffset) -> Option<Epoch> {
+        let entry = self.0.get_mut(&partition)?;
+        entry.committed = entry.committed.max(Some(next_offset));
+        Some(entry.epoch)
     }
 
     /// Forgets the partition.
@@ -147,13 +150,19 @@ impl OffsetActor {
     /// # Panics
     /// When the operating system refuses a thread.
     #[must_use]
-    pub fn new(topic: String, consumer: Weak<BaseConsumer<Rebalances>>, interval: Duration, death: crate::app::DeathNotice) -> Self {
+    pub fn new(
+        topic: String,
+        consumer: Weak<BaseConsumer<Rebalances>>,
+        interval: Duration,
+        status: Status,
+        death: DeathNotice,
+    ) -> Self {
         let (thread, requests) = channel();
         std::thread::Builder::new()
             .name("onceward-commit".into())
             .spawn(move || commit_requests(&topic, &consumer, &requests))
             .expect("the operating system gives a thread");
-        Self { ledger: Ledger::default(), thread, interval, committing: false, _death: death }
+        Self { ledger: Ledger::default(), thread, status, interval, committing: false, _death: death }
     }
 
     /// Hands `offsets` to the commit thread and waits for the answer, at most [`COMMIT_ANSWER`].
@@ -175,8 +184,9 @@ impl OffsetActor {
             Ok(()) => {
                 metrics::commit_ok();
                 for (partition, next_offset) in offsets {
-                    actor.ledger.committed(partition, next_offset);
-                    metrics::committed(partition, next_offset);
+                    if let Some(epoch) = actor.ledger.committed(partition, next_offset) {
+                        actor.status.committed(partition, epoch, next_offset);
+                    }
                 }
             }
             Err(error) => {

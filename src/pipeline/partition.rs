@@ -40,6 +40,8 @@ pub struct Positioned {
     pub written: Written,
     /// The first offset to settle.
     pub base: NextOffset,
+    /// What Kafka had when it was taken over.
+    pub committed: Option<NextOffset>,
     /// When the first held event is due.
     pub next_due: Option<Duration>,
 }
@@ -230,9 +232,9 @@ impl<H: Business> PartitionActor<H> {
             self.window.settle(&settled.given_back);
             assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
             self.written = Written::known(Some(frontier.next_offset));
-            metrics::frontier(self.partition, frontier.next_offset);
+            self.workers.engine().status.frontier(self.partition, self.epoch, frontier.next_offset);
         }
-        metrics::window(self.partition, self.window.len(), self.window.bytes());
+        self.show_window();
         let next_due = settled.next_due.map(|wait| now + wait);
         self.due = match settled.frontier {
             Some(_) => [self.due, next_due].into_iter().flatten().min(),
@@ -280,6 +282,7 @@ impl<H: Business> PartitionActor<H> {
             self.end(Report::Stop(format!("{words}: the database went back in time")), ctx);
         } else {
             info!(partition = self.partition, epoch = ownership.epoch.0, "took a new epoch after an outage");
+            self.workers.engine().status.epoch(self.partition, self.epoch, ownership.epoch);
             self.epoch = ownership.epoch;
             self.written = Written::known(ownership.next_offset);
             self.due = next_due.map(|wait| Instant::now() + wait);
@@ -293,6 +296,10 @@ impl<H: Business> PartitionActor<H> {
         let _ = self.supervisor.send(Reported { partition: self.partition, run: self.run, report });
         self.end_if_draining(ctx);
         ctx.stop();
+    }
+
+    fn show_window(&self) {
+        self.workers.engine().status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
     }
 
     /// Looks again later; a newer look replaces the one that waits.
@@ -351,7 +358,7 @@ impl<H: Business> Handler<Records> for PartitionActor<H> {
             return; // what is not settled is read again, by whoever comes next
         }
         match self.window.offer(handed) {
-            Ok(()) => metrics::window(self.partition, self.window.len(), self.window.bytes()),
+            Ok(()) => self.show_window(),
             Err(chain_broken) => {
                 error!(partition = self.partition, %chain_broken, "records may be missing: the partition is read again from its frontier");
                 self.broken = true;

@@ -25,6 +25,7 @@ use crate::metrics;
 use crate::pipeline::rebalance::{self, Rebalance, Rebalances};
 use crate::pipeline::window::{Buffer, Buffered, Handed};
 use crate::record::{Header, NextOffset, Offset, Record};
+use crate::status::Status;
 
 /// How long one poll waits for a record; commands wait as long at most.
 const POLL: Duration = Duration::from_millis(10);
@@ -110,6 +111,7 @@ pub struct PollThread {
     consumer: Arc<BaseConsumer<Rebalances>>,
     topic: String,
     buffer: Buffer,
+    status: Status,
     commands: Receiver<Command>,
     events: mpsc::UnboundedSender<PollEvent>,
     generation: u64,
@@ -143,6 +145,7 @@ impl PollThread {
         consumer: Arc<BaseConsumer<Rebalances>>,
         topic: String,
         buffer: Buffer,
+        status: Status,
         commands: Receiver<Command>,
         events: mpsc::UnboundedSender<PollEvent>,
         death: crate::app::DeathNotice,
@@ -151,6 +154,7 @@ impl PollThread {
             consumer,
             topic,
             buffer,
+            status,
             commands,
             events,
             generation: 0,
@@ -397,7 +401,7 @@ impl PollThread {
         self.watermarks_read = Instant::now();
         for partition in self.partitions.keys() {
             if let Some(end) = cached_log_end(&self.consumer, &self.topic, *partition) {
-                metrics::log_end(*partition, end);
+                self.status.end(*partition, end);
             }
         }
     }

@@ -2,16 +2,8 @@
 //!
 //! Invariant: never beyond an unsettled record. When in doubt the partition stops with a reason; it never skips.
 
+use crate::config::Start;
 use crate::record::{NextOffset, Offset};
-
-/// Where a group starts that has never been seen, by configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fresh {
-    /// At the oldest record.
-    Earliest,
-    /// At the log's end: only what is produced from now on.
-    Latest,
-}
 
 /// What is known when the decision is made.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +15,7 @@ pub struct Known {
     /// The log: its oldest offset, and one past its newest.
     pub log: (Offset, NextOffset),
     /// Where to start when nothing is known.
-    pub fresh: Fresh,
+    pub fresh: Start,
     /// Other partitions of this group and topic have rows already: this one was added later, and its beginning would be lost.
     pub added_later: bool,
 }
@@ -72,7 +64,7 @@ pub fn resolve(known: &Known) -> Result<NextOffset, Refusal> {
         (Some(committed), _) => committed,
         (None, Some(next_offset)) => next_offset,
         (None, None) => {
-            let from_start = known.added_later || known.fresh == Fresh::Earliest;
+            let from_start = known.added_later || known.fresh == Start::Earliest;
             return Ok(if from_start { NextOffset(first.0) } else { end });
         }
     };
@@ -94,7 +86,7 @@ mod tests {
             committed: committed.map(NextOffset),
             next_offset: next_offset.map(NextOffset),
             log: (Offset(10), NextOffset(100)),
-            fresh: Fresh::Earliest,
+            fresh: Start::Earliest,
             added_later: false,
         }
     }
@@ -122,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_new_group_starts_as_configured_but_a_partition_added_later_loses_nothing() {
-        let latest = Known { fresh: Fresh::Latest, ..known(None, None) };
+        let latest = Known { fresh: Start::Latest, ..known(None, None) };
         assert_eq!(resolve(&known(None, None)), Ok(NextOffset(10)));
         assert_eq!(resolve(&latest), Ok(NextOffset(100)));
         assert_eq!(resolve(&Known { added_later: true, ..latest }), Ok(NextOffset(10)));
