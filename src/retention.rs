@@ -43,8 +43,8 @@ impl Days {
             None => retention::floor(&mut session).await?,
         };
         let takes: BTreeSet<i64> = missing.iter().filter(|id| floor.is_none_or(|floor| **id >= floor)).map(|id| day_of(*id)).collect();
-        for day in &takes {
-            retention::ensure_day(&mut session, *day).await?;
+        if !takes.is_empty() {
+            retention::ensure_days(&mut session, &takes).await?;
         }
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.floor = floor;

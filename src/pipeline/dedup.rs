@@ -442,7 +442,7 @@ fn update(row: &DueHeld, outcome: Outcome, retry: &RetryPolicy, counts: &mut Cou
     };
     match outcome {
         Outcome::Applied | Outcome::Declined => HeldUpdate::Applied { note: None },
-        Outcome::NotStarted { wait } => HeldUpdate::Later { next_attempt_in: wait.max(retry.backoff_min) },
+        Outcome::NotStarted { wait } => HeldUpdate::Later { wait: wait.max(retry.backoff_min) },
         Outcome::Retry { error, wait } => failed(HeldReason::Retryable, error, again(wait)),
         Outcome::Unknown { error, parked: true, .. } => failed(HeldReason::Unknown, error, Next::Park),
         Outcome::Unknown { error, wait, parked: false } => failed(HeldReason::Unknown, error, again(wait)),

@@ -131,6 +131,7 @@ struct Assigned {
     fresh: Vec<Arc<Buffered>>,
 }
 
+#[derive(Clone, Copy)]
 enum Stall {
     NotPolling { since: Instant },
     Paused,
@@ -216,7 +217,7 @@ impl PollThread {
     fn may_poll(&mut self) -> bool {
         let blocked = self.buffer.is_full() || !self.refused.is_empty();
         let may_go_on = self.refused.is_empty() && self.buffer.has_room();
-        match &self.stalled {
+        match self.stalled {
             None if !blocked => true,
             None => {
                 self.stalled = Some(Stall::NotPolling { since: Instant::now() });
