@@ -193,10 +193,11 @@ fn key_of_variable(variable: &str) -> Option<(&'static Key, String, bool)> {
     KEYS.iter().filter(|key| key.open).find_map(option)
 }
 
-/// Kubernetes puts such variables into every container beside a service that is called onceward; they are not meant for us.
+/// Kubernetes puts such variables into every container beside a service that is called onceward; the rest are the tests' and the lab's.
 fn is_not_ours(variable: &str) -> bool {
     let port = |(_, rest): (&str, &str)| rest.starts_with(|first: char| first.is_ascii_digit());
-    variable == FILE_VARIABLE
+    matches!(variable, FILE_VARIABLE | "ONCEWARD_PG_BIN")
+        || variable.starts_with("ONCEWARD_TEST_")
         || variable.ends_with("_SERVICE_HOST")
         || variable.contains("_SERVICE_PORT")
         || variable.ends_with("_PORT")

@@ -138,7 +138,7 @@ fn unknown_keys_are_refused_in_the_file_and_in_the_environment() {
 }
 
 #[test]
-fn service_links_of_kubernetes_are_not_taken_for_keys() {
+fn variables_of_kubernetes_and_of_the_tests_are_not_taken_for_keys() {
     let mut pairs = REQUIRED.to_vec();
     pairs.extend([
         ("ONCEWARD_SERVICE_HOST", "10.0.0.1"),
@@ -148,6 +148,7 @@ fn service_links_of_kubernetes_are_not_taken_for_keys() {
         ("ONCEWARD_PORT_9464_TCP_ADDR", "10.0.0.1"),
         ("ONCEWARD_METRICS_PORT_9464_TCP", "tcp://10.0.0.1:9464"),
         ("ONCEWARD_CONFIG", "onceward.toml"),
+        ("ONCEWARD_TEST_KAFKA", "127.0.0.1:1"),
     ]);
     assert!(read("", &pairs).is_ok());
 }
