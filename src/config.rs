@@ -24,6 +24,7 @@ pub use self::load::{ConfigError, Fault};
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
 use self::setting::{choice, settings};
+use crate::store::{self, TimeLimits};
 
 settings! {
     /// The topic and the consumer group.
@@ -188,5 +189,23 @@ choice! {
         Human = "human",
         /// One JSON object each.
         Json = "json",
+    }
+}
+
+impl DatabaseConfig {
+    /// What the store must be told.
+    #[must_use]
+    pub fn settings(&self) -> store::Settings {
+        store::Settings {
+            url: self.url.expose().to_owned(),
+            connect_timeout: self.connect_timeout,
+            pool_wait: self.pool_wait,
+            limits: TimeLimits {
+                lock: self.lock_timeout,
+                statement: self.statement_timeout,
+                idle_in_transaction: self.idle_in_transaction_timeout,
+                budget: self.transaction_budget,
+            },
+        }
     }
 }

@@ -28,3 +28,6 @@ pub mod status;
 
 #[cfg(feature = "lab")]
 pub mod lab;
+
+#[cfg(test)]
+mod tests_support;

@@ -346,7 +346,7 @@ fn render_status(text: &mut String, status: &Status) {
     let snapshot = status.snapshot();
     HELD.head(text);
     for (reason, state, count) in &snapshot.held {
-        sample(text, HELD.name, &[("reason", reason), ("state", state)], *count as f64);
+        sample(text, HELD.name, &[("reason", reason.as_str()), ("state", state.as_str())], *count as f64);
     }
     for (definition, reading) in PARTITION_GAUGES {
         definition.head(text);
@@ -364,4 +364,133 @@ fn whole(number: usize) -> Option<i64> {
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Epoch, NextOffset};
+    use crate::store::held_events::HeldState;
+    use crate::tests_support::assert_file;
+
+    #[test]
+    fn the_documented_table_is_made_from_the_definitions() {
+        assert_file("docs/METRICS.md", &markdown());
+    }
+
+    /// Every line is a comment or `name{labels} number`, each family has its head once, and no name repeats.
+    #[test]
+    fn the_text_is_what_prometheus_reads() {
+        let status = Status::default();
+        status.partition_owned(0, Epoch(1));
+        status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)]);
+        let text = render(&status);
+        let mut heads: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (series, value) = line.rsplit_once(' ').expect("a name and a number");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+            let name = series.split('{').next().unwrap_or_default();
+            assert!(heads.iter().any(|head| name.starts_with(head)), "{line} has no head");
+            assert!(name.starts_with("onceward_"), "{line}");
+        }
+        let families = heads.len();
+        heads.sort_unstable();
+        heads.dedup();
+        assert_eq!(heads.len(), families);
+        assert!(text.contains("onceward_held_events{reason=\"unknown\",state=\"parked\"} 2\n"), "{text}");
+        assert!(text.contains(concat!("onceward_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"")), "{text}");
+    }
+
+    // CASES H06
+    #[test]
+    fn durations_have_buckets_that_reach_every_time_limit() {
+        let text = render(&Status::default());
+        for bucket in [
+            "onceward_stage_seconds_bucket{stage=\"commit\",le=\"30\"}",
+            "onceward_provider_call_seconds_bucket{class=\"unknown\",le=\"30\"}",
+            "onceward_record_age_at_commit_seconds_bucket{le=\"300\"}",
+            "onceward_stage_seconds_bucket{stage=\"wait\",le=\"0.001\"}",
+        ] {
+            assert!(text.contains(bucket), "{bucket}: {text}");
+        }
+    }
+
+    // CASES H01
+    #[test]
+    fn the_series_of_a_partition_are_gone_when_it_is() {
+        let status = Status::default();
+        status.partition_owned(7, Epoch(4));
+        status.frontier(7, Epoch(4), NextOffset(10));
+        status.committed(7, Epoch(4), NextOffset(8));
+        status.end(7, NextOffset(15));
+        let text = render(&status);
+        for line in [
+            "onceward_lag_records{partition=\"7\"} 5\n",
+            "onceward_frontier_offset{partition=\"7\"} 10\n",
+            "onceward_committed_offset{partition=\"7\"} 8\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        status.partition_gone(7, Epoch(4));
+        assert!(!render(&status).contains("partition=\"7\""));
+    }
+
+    // CASES H04
+    #[test]
+    fn samples_that_nobody_scrapes_take_no_memory() {
+        let before = render(&Status::default()).len();
+        for _ in 0..1_000_000 {
+            stage(Stage::Wait, Duration::from_millis(3));
+        }
+        let text = render(&Status::default());
+        assert!(text.len() < before + 200, "only digits may have been added");
+        assert!(!std::mem::needs_drop::<Histograms<6, 14>>(), "a histogram owns nothing on the heap");
+    }
+
+    #[test]
+    fn a_sample_is_counted_once_in_its_bucket_and_in_those_above() {
+        static BOUNDS: Bounds<2> = Bounds::seconds([1_000_000, 1_000_000_000]);
+        let definition = Definition { name: "x_seconds", kind: Kind::Histogram, labels: &[], help: "X." };
+        let histogram = Histograms::<1, 2>::new(definition, &BOUNDS);
+        for nanoseconds in [1_000_000, 1_000_001, 2_000_000_000] {
+            histogram.observe(0, nanoseconds);
+        }
+        let mut text = String::new();
+        series::Family::render(&histogram, &mut text);
+        assert_eq!(
+            text,
+            "# HELP x_seconds X.\n# TYPE x_seconds histogram\n\
+             x_seconds_bucket{le=\"0.001\"} 1\nx_seconds_bucket{le=\"1\"} 2\nx_seconds_bucket{le=\"+Inf\"} 3\n\
+             x_seconds_sum 2.002000001\nx_seconds_count 3\n"
+        );
+    }
+
+    #[test]
+    fn each_function_changes_its_own_series() {
+        let calls: [(fn(), &str); 9] = [
+            (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
+            (|| batch_size(3), "onceward_batch_events_count"),
+            (|| stage(Stage::Settle, Duration::ZERO), "onceward_stage_seconds_count{stage=\"settle\"}"),
+            (|| record_age_at_commit(Duration::ZERO), "onceward_record_age_at_commit_seconds_count"),
+            (
+                || provider_call(CallClass::InProgress, Duration::ZERO),
+                "onceward_provider_call_seconds_count{class=\"in_progress\"}",
+            ),
+            (|| rebalance(Rebalance::Lost, 1), "onceward_rebalanced_partitions_total{kind=\"lost\"}"),
+            (commit_ok, "onceward_offset_commits_total{result=\"ok\"}"),
+            (commit_failed, "onceward_offset_commits_total{result=\"failed\"}"),
+            (|| pool_in_use(PoolName::Attempts, 1), "onceward_pool_connections_in_use{pool=\"attempts\"}"),
+        ];
+        for (call, series) in calls {
+            let value = || -> f64 {
+                let text = render(&Status::default());
+                let line = text.lines().find(|line| line.starts_with(series)).expect(series);
+                line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+            };
+            let before = value();
+            call();
+            // Other tests of this process count too, so the exact number is not ours to know.
+            assert!(value() > before, "{series}");
+        }
+    }
 }

@@ -8,7 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::handler::HeldReason;
 use crate::record::{Epoch, NextOffset};
+use crate::store::held_events::HeldState;
 
 /// A shared view of the partitions and the held events.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +21,8 @@ pub struct Status(Arc<Mutex<Snapshot>>);
 pub struct Snapshot {
     /// The owned partitions by number.
     pub partitions: BTreeMap<i32, PartitionStatus>,
-    /// Held events: reason, state, count.
-    pub held: Vec<(&'static str, &'static str, i64)>,
+    /// Held events of the whole group and topic, as last counted.
+    pub held: Vec<(HeldReason, HeldState, i64)>,
 }
 
 /// One owned partition.
@@ -98,8 +100,8 @@ impl Status {
         }
     }
 
-    /// Replaces the counts of held events: reason, state, count.
-    pub fn held(&self, counts: Vec<(&'static str, &'static str, i64)>) {
+    /// Replaces the counts of held events.
+    pub fn held(&self, counts: Vec<(HeldReason, HeldState, i64)>) {
         self.lock().held = counts;
     }
 
@@ -182,5 +184,55 @@ impl Readiness {
 impl Default for Readiness {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_change_brings_no_partition_back() {
+        let status = Status::default();
+        status.partition_owned(3, Epoch(1));
+        status.partition_gone(3, Epoch(1));
+        status.frontier(3, Epoch(1), NextOffset(9));
+        status.end(3, NextOffset(9));
+        assert!(status.snapshot().partitions.is_empty());
+    }
+
+    #[test]
+    fn a_former_owner_in_this_process_changes_nothing_of_the_new_one() {
+        let status = Status::default();
+        status.partition_owned(3, Epoch(1));
+        status.partition_owned(3, Epoch(2));
+        status.frontier(3, Epoch(1), NextOffset(9));
+        status.partition_gone(3, Epoch(1));
+        assert_eq!(status.snapshot().partitions, BTreeMap::from([(3, PartitionStatus::new(Epoch(2)))]));
+    }
+
+    #[test]
+    fn lag_is_unknown_until_both_ends_are_known_and_never_negative() {
+        let mut partition = PartitionStatus::new(Epoch(1));
+        assert_eq!(partition.lag(), None);
+        partition.frontier = Some(NextOffset(10));
+        assert_eq!(partition.lag(), None);
+        partition.end = Some(NextOffset(12));
+        assert_eq!(partition.lag(), Some(2));
+        partition.end = Some(NextOffset(8));
+        assert_eq!(partition.lag(), Some(0));
+    }
+
+    // CASES A17
+    #[test]
+    fn readiness_is_red_until_every_latch_is_set() {
+        let readiness = Readiness::new();
+        readiness.set(Readiness::DATABASE);
+        readiness.set(Readiness::SCHEMA);
+        assert_eq!(readiness.red(), [(Readiness::ASSIGNMENT, "not yet".to_owned())]);
+        readiness.set(Readiness::ASSIGNMENT);
+        assert_eq!(readiness.red(), []);
+        readiness.clear(Readiness::DATABASE, "away for 3 s");
+        assert_eq!(readiness.red(), [(Readiness::DATABASE, "away for 3 s".to_owned())]);
     }
 }

@@ -76,9 +76,9 @@ mod tests {
             ("postgres://bill:hunter2@db-1:5433,db-2:5434/money", "postgres://bill@db-1:5433,db-2:5434/money"),
             ("postgres://bill:hunter2@/money?host=/run/pg", "postgres://bill@/run/pg/money"),
             ("host=db-1 user=bill password=hunter2 dbname=money", "postgres://bill@db-1/money"),
-            ("postgres://bill:hunter2@db-1", "postgres://bill@db-1/"),
+            ("postgres://bill:hunter2@db-1", "postgres://bill@db-1:5432/"),
             ("hunter2", "[redacted]"),
-            ("postgres://bill:hunt?er2@db-1/money", "[redacted]"),
+            ("postgres://bill:hunter2@db-1/money?x=hunter2", "[redacted]"),
         ] {
             assert_eq!(Secret::new(given.to_owned()).redacted_url(), shown);
         }

@@ -26,8 +26,10 @@ pub struct Key {
     pub doc: &'static str,
     /// May also be given as `<key>_file`, the name of a file that holds it.
     pub secret: bool,
-    /// Reads a value into the configuration.
-    pub set: fn(&mut Config, &Raw) -> Result<(), String>,
+    /// A table whose keys are not declared here.
+    pub open: bool,
+    /// Reads a value into the configuration; the word is the key inside an open table, else empty.
+    pub set: fn(&mut Config, &str, &Raw) -> Result<(), String>,
     /// Shows the value as TOML, secrets redacted; `None` while it is not set.
     pub show: fn(&Config) -> Option<String>,
 }
@@ -70,8 +72,17 @@ pub trait Setting: Sized {
     /// May be given in a file of its own.
     const SECRET: bool = false;
 
+    /// A table whose keys are not declared.
+    const OPEN: bool = false;
+
     /// Reads the value; the error says what would be valid, and never quotes a secret.
     fn read(raw: &Raw) -> Result<Self, String>;
+    /// Sets one value; `sub` is the key inside an open table.
+    fn set(&mut self, sub: &str, raw: &Raw) -> Result<(), String> {
+        debug_assert!(sub.is_empty());
+        *self = Self::read(raw)?;
+        Ok(())
+    }
     /// As TOML, redacted; `None` while it is not set.
     fn show(&self) -> Option<String>;
 }
@@ -115,10 +126,8 @@ macro_rules! settings {
             kind: <$type as $crate::config::setting::Setting>::KIND,
             doc: concat!($($doc),+),
             secret: <$type as $crate::config::setting::Setting>::SECRET,
-            set: |config, raw| {
-                config.$section.$field = <$type as $crate::config::setting::Setting>::read(raw)?;
-                Ok(())
-            },
+            open: <$type as $crate::config::setting::Setting>::OPEN,
+            set: |config, sub, raw| $crate::config::setting::Setting::set(&mut config.$section.$field, sub, raw),
             show: |config| $crate::config::setting::Setting::show(&config.$section.$field),
         }, )* )* ];
     };
@@ -294,15 +303,25 @@ impl Setting for Option<Secret> {
 }
 
 impl Setting for KafkaOptions {
-    const KIND: &'static str = "table of librdkafka options";
+    const KIND: &'static str = "table";
+    const OPEN: bool = true;
 
-    fn read(raw: &Raw) -> Result<Self, String> {
-        let Raw::Toml(toml::Value::Table(table)) = raw else { return Err("must be a table".to_owned()) };
-        Self::from_table(table)
+    fn read(_: &Raw) -> Result<Self, String> {
+        Err("must be a table of librdkafka options".to_owned())
+    }
+
+    fn set(&mut self, sub: &str, raw: &Raw) -> Result<(), String> {
+        let value = match raw {
+            Raw::Word(word) | Raw::Toml(toml::Value::String(word)) => word.clone(),
+            Raw::Toml(value @ (toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_))) => value.to_string(),
+            Raw::Toml(_) => return Err("must be text, a number, true or false".to_owned()),
+        };
+        self.insert(sub, &value)
     }
 
     fn show(&self) -> Option<String> {
-        Some(self.shown())
+        let lines: Vec<String> = self.shown().map(|(key, value)| format!("{} = {}", quote(key), quote(value))).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
     }
 }
 
