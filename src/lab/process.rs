@@ -47,24 +47,11 @@ impl Signal {
     }
 }
 
-type Request = (Command, mpsc::Sender<io::Result<Child>>);
-
 /// Starts `command` in a process group of its own; it gets `when_orphaned` if this process ends in any way.
 ///
 /// # Errors
 /// As [`Command::spawn`].
 pub fn spawn(mut command: Command, when_orphaned: Signal) -> io::Result<Child> {
-    static SPAWNER: OnceLock<Mutex<mpsc::Sender<Request>>> = OnceLock::new();
-    let spawner = SPAWNER.get_or_init(|| {
-        let (requests, inbox) = mpsc::channel::<Request>();
-        thread::spawn(move || {
-            for (mut command, reply) in inbox {
-                // The asker waits for this reply; should it be gone, the child is dropped and dies with us.
-                let _ = reply.send(command.spawn());
-            }
-        });
-        Mutex::new(requests)
-    });
     let parent = std::process::id();
     command.process_group(0);
     // SAFETY: both calls are async-signal-safe and touch no memory of ours. It runs after the change of uid, which clears the setting.
@@ -77,9 +64,17 @@ pub fn spawn(mut command: Command, when_orphaned: Signal) -> io::Result<Child> {
             if libc::getppid().cast_unsigned() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
         });
     }
-    let (reply, answer) = mpsc::channel();
-    spawner.lock().unwrap_or_else(PoisonError::into_inner).send((command, reply)).map_err(io::Error::other)?;
-    answer.recv().map_err(io::Error::other)?
+    on_the_lasting_thread(move || command.spawn())?
+}
+
+/// From here on the kernel ends this process should its parent die, so that an orphaned test run does not go on.
+///
+/// # Errors
+/// The operating system's.
+pub fn end_with_our_parent() -> io::Result<()> {
+    // SAFETY: touches no memory of ours.
+    let set = on_the_lasting_thread(|| unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sends a signal to the child and to what it has started in its process group; nothing happens when the child has ended already.
@@ -182,6 +177,22 @@ pub fn free_port() -> io::Result<u16> {
         }
     }
     Err(io::Error::new(io::ErrorKind::AddrInUse, "no free port found on 127.0.0.1"))
+}
+
+/// Runs `work` on the one thread that ends with the process.
+fn on_the_lasting_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    type Work = Box<dyn FnOnce() + Send>;
+    static LASTING: OnceLock<Mutex<mpsc::Sender<Work>>> = OnceLock::new();
+    let lasting = LASTING.get_or_init(|| {
+        let (works, inbox) = mpsc::channel::<Work>();
+        thread::spawn(move || inbox.into_iter().for_each(|work| work()));
+        Mutex::new(works)
+    });
+    let (reply, answer) = mpsc::channel();
+    // The asker waits for the reply, so it can be sent.
+    let work: Work = Box::new(move || drop(reply.send(work())));
+    lasting.lock().unwrap_or_else(PoisonError::into_inner).send(work).map_err(|_| io::ErrorKind::BrokenPipe)?;
+    answer.recv().map_err(io::Error::other)
 }
 
 #[cfg(test)]
