@@ -1,0 +1,56 @@
+# Sourced by the other scripts: `need TOOL…` makes sure that the tools are there.
+# As root, what Debian has is installed; otherwise everything that is missing is named in one message, with exit code 69.
+
+need() {
+  local tool missing=() packages=()
+  for tool in "$@"; do
+    if ! has "$tool"; then
+      missing+=("$(name_of "$tool")")
+      packages+=("$(package_of "$tool")")
+    fi
+  done
+  ((${#missing[@]})) || return 0
+
+  if ((EUID == 0)) && command -v apt-get >/dev/null && [[ " ${packages[*]} " != *" - "* ]]; then
+    echo "Installing what is missing: ${missing[*]}" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq >&2 && apt-get install -y -qq --no-install-recommends "${packages[@]}" >&2 || true
+    missing=()
+    for tool in "$@"; do
+      has "$tool" || missing+=("$(name_of "$tool")")
+    done
+    ((${#missing[@]})) || return 0
+  fi
+  {
+    echo "Missing on this machine:"
+    printf '  %s\n' "${missing[@]}"
+  } >&2
+  exit 69
+}
+
+has() {
+  case $1 in
+  java) local found; found=$(java -version 2>&1) && [[ $found =~ \"([0-9]+) ]] && ((BASH_REMATCH[1] >= 17)) ;;
+  *) command -v "$1" >/dev/null ;;
+  esac
+}
+
+name_of() {
+  case $1 in
+  cc | c++) echo "a C and C++ compiler ($1; Debian: build-essential)" ;;
+  java) echo "Java 17 or newer (Debian: default-jre-headless)" ;;
+  mvn) echo "Maven (mvn; Debian: maven)" ;;
+  cargo) echo "Rust (cargo, with the toolchain that rust-toolchain.toml names; https://rustup.rs)" ;;
+  *) echo "$1 (Debian: $1)" ;;
+  esac
+}
+
+package_of() {
+  case $1 in
+  cc | c++) echo build-essential ;;
+  java) echo default-jre-headless ;;
+  mvn) echo maven ;;
+  cargo) echo - ;; # Debian's is too old
+  *) echo "$1" ;;
+  esac
+}

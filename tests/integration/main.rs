@@ -1,0 +1,5 @@
+//! Tests on a real Kafka and a real PostgreSQL; `scripts/test` starts both. Each file is a chapter, each test a sentence.
+
+mod support;
+
+mod the_harness_itself;

@@ -1,0 +1,73 @@
+//! What every test stands on: a world of its own (topic, group, database, provider), engines as child processes, and patience.
+//!
+//! Everything here is synchronous, so that a test reads from top to bottom. A test never sleeps: it waits for a signal with
+//! [`eventually`], under one time limit.
+//!
+//! Invariant: two tests share a broker and a database server, and nothing in them.
+
+#![allow(dead_code, unused_imports, reason = "the tests decide which parts they need")]
+
+mod database;
+mod engine;
+mod orders;
+mod patience;
+mod topic;
+
+use std::env;
+use std::process::Output;
+use std::thread;
+
+use onceward::lab::process;
+use uuid::Uuid;
+
+pub use database::{Database, Session};
+pub use engine::{Engine, EngineBuilder};
+pub use orders::Order;
+pub use patience::{LIMIT, block_on, eventually, eventually_equal};
+pub use topic::{Message, Topic};
+
+/// One test's own world.
+pub struct World {
+    /// The topic, with no records yet.
+    pub topic: Topic,
+    /// The database, migrated.
+    pub database: Database,
+    /// The consumer group; nobody has joined it yet.
+    pub group: String,
+}
+
+impl World {
+    /// With a topic of three partitions.
+    pub fn new() -> Self {
+        Self::with_partitions(3)
+    }
+
+    /// With a topic of so many partitions.
+    pub fn with_partitions(partitions: i32) -> Self {
+        let name = unique_name();
+        Self { topic: Topic::create(&name, partitions), database: Database::migrated(&name), group: format!("group-{name}") }
+    }
+
+    /// An engine of this world, not started yet. Its time limits are the defaults scaled down, for a session of six seconds.
+    pub fn engine(&self) -> EngineBuilder {
+        EngineBuilder::new(self)
+    }
+
+    /// Runs `onceward` to its end with the configuration that [`World::engine`] would get.
+    pub fn onceward(&self, arguments: &[&str]) -> Output {
+        self.engine().run_to_end(arguments)
+    }
+}
+
+/// A word that no other test of any run has, with the test's name in it, good for topics and databases alike.
+pub fn unique_name() -> String {
+    let test = thread::current().name().unwrap_or("nameless").rsplit("::").next().unwrap_or_default().to_owned();
+    let unique = Uuid::now_v7().simple().to_string();
+    format!("{:.40}_{}", test.to_lowercase(), &unique[20..])
+}
+
+/// What `scripts/test` says about the servers it has started.
+fn server(variable: &str) -> String {
+    process::end_with_our_parent().expect("the kernel knows how");
+    env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: these tests need scripts/test, which starts the servers"))
+}

@@ -1,0 +1,266 @@
+//! The engine as its users run it: the binary, a configuration file, signals, an exit code, an admin port.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use onceward::lab::process::{self, Signal, TempFolder};
+
+use super::{LIMIT, World, eventually, server};
+
+/// The defaults of time scaled down, the order among them kept. All in milliseconds.
+const SCALED: [(&str, i64); 13] = [
+    ("kafka.session_timeout_ms", 6_000),
+    ("kafka.max_poll_interval_ms", 20_000),
+    ("kafka.commit_interval_ms", 50),
+    ("database.connect_timeout_ms", 1_000),
+    ("database.lock_timeout_ms", 1_000),
+    ("database.statement_timeout_ms", 1_500),
+    ("database.idle_in_transaction_timeout_ms", 4_000),
+    ("database.transaction_budget_ms", 6_000),
+    ("provider.call_timeout_ms", 1_500),
+    ("provider.effect_deadline_ms", 3_000),
+    ("pipeline.drain_ms", 5_000),
+    ("retry.backoff_min_ms", 200),
+    ("retry.backoff_max_ms", 1_000),
+];
+
+/// An engine's configuration.
+#[derive(Clone)]
+pub struct EngineBuilder {
+    settings: BTreeMap<String, toml::Value>,
+    environment: Vec<(String, String)>,
+}
+
+/// A running engine; dropping it kills it. When the test fails, what it wrote to standard error is shown.
+pub struct Engine {
+    child: Child,
+    admin: String,
+    folder: TempFolder,
+}
+
+impl EngineBuilder {
+    pub(super) fn new(world: &World) -> Self {
+        let builder = Self { settings: BTreeMap::new(), environment: Vec::new() }
+            .set("kafka.brokers", server("ONCEWARD_TEST_KAFKA"))
+            .set("kafka.topic", world.topic.name())
+            .set("kafka.group", world.group.as_str())
+            .set("database.url", world.database.url())
+            .set("provider.kind", "none")
+            .set("log.level", "info");
+        SCALED.into_iter().fold(builder, |builder, (key, value)| builder.set(key, value))
+    }
+
+    /// Any key of the configuration, `section.key`.
+    pub fn set(mut self, key: &str, value: impl Into<toml::Value>) -> Self {
+        self.settings.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Takes a key out of the configuration, so that its default holds.
+    pub fn unset(mut self, key: &str) -> Self {
+        self.settings.remove(key);
+        self
+    }
+
+    /// An environment variable.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Charges at this address; otherwise the provider is left out.
+    pub fn provider(self, url: &str) -> Self {
+        self.set("provider.kind", "http").set("provider.url", url)
+    }
+
+    pub fn concurrency(self, partitions: u32) -> Self {
+        self.set("pipeline.partition_concurrency", i64::from(partitions))
+    }
+
+    pub fn assignor(self, assignor: &str) -> Self {
+        self.set("kafka.assignor", assignor)
+    }
+
+    /// Starts it and waits until it is ready.
+    pub fn start(self) -> Engine {
+        let mut engine = self.launch();
+        eventually("the engine is ready", || {
+            assert_eq!(engine.exit_now(), None, "the engine ended instead of becoming ready");
+            engine.is_ready()
+        });
+        engine
+    }
+
+    /// Starts it and waits for nothing.
+    pub fn launch(mut self) -> Engine {
+        let folder = TempFolder::new("engine").expect("a folder");
+        if !self.settings.contains_key("admin.listen") {
+            self = self.set("admin.listen", format!("127.0.0.1:{}", process::free_port().expect("a free port")));
+        }
+        let admin = self.settings["admin.listen"].as_str().expect("an address").to_owned();
+        let mut command = self.command(&folder, &["run"]);
+        let log = File::create(folder.path().join("stderr.log")).expect("a log");
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        Engine { child: process::spawn(command, Signal::Kill).expect("the engine starts"), admin, folder }
+    }
+
+    /// Runs another command of `onceward` with this configuration, to its end.
+    pub fn run_to_end(self, arguments: &[&str]) -> Output {
+        let folder = TempFolder::new("onceward").expect("a folder");
+        run(self.command(&folder, arguments), &folder)
+    }
+
+    fn command(self, folder: &TempFolder, arguments: &[&str]) -> Command {
+        let mut file = toml::Table::new();
+        for (key, value) in self.settings {
+            let mut path: Vec<&str> = key.split('.').collect();
+            // librdkafka's own keys have dots in them.
+            let last = if key.starts_with("kafka.options.") {
+                path.drain(2..).collect::<Vec<_>>().join(".")
+            } else {
+                path.pop().expect("a key").to_owned()
+            };
+            let section = path.into_iter().fold(&mut file, |table, name| {
+                let section = table.entry(name).or_insert_with(|| toml::Table::new().into());
+                section.as_table_mut().expect("a section")
+            });
+            section.insert(last, value);
+        }
+        let path = folder.path().join("onceward.toml");
+        fs::write(&path, file.to_string()).expect("the configuration is written");
+        let mut command = onceward();
+        command.args(arguments).arg("--config").arg(path).envs(self.environment);
+        command
+    }
+}
+
+impl Engine {
+    /// Whether `/ready` says so.
+    pub fn is_ready(&self) -> bool {
+        self.get("/ready").is_some_and(|(status, _)| status == 200)
+    }
+
+    /// Whether `/live` says so.
+    pub fn is_live(&self) -> bool {
+        self.get("/live").is_some_and(|(status, _)| status == 200)
+    }
+
+    /// `/status`.
+    pub fn status(&self) -> serde_json::Value {
+        let (_, body) = eventually("the engine tells its status", || self.get("/status"));
+        serde_json::from_str(&body).expect("the status is JSON")
+    }
+
+    /// The sum of a metric's samples that have all these labels.
+    pub fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let (_, body) = eventually("the engine tells its metrics", || self.get("/metrics"));
+        let samples = body.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (found, with) = series.split_once('{').unwrap_or((series, ""));
+            let fits = found == name && labels.iter().all(|(label, value)| with.contains(&format!("{label}=\"{value}\"")));
+            fits.then(|| value.parse::<f64>().expect("a sample is a number"))
+        });
+        samples.sum()
+    }
+
+    /// Answer code and body of the admin port; `None` when nobody answers.
+    pub fn get(&self, path: &str) -> Option<(u16, String)> {
+        get(&self.admin, path)
+    }
+
+    /// What it has written to standard error so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Asks it to end and waits for its exit code.
+    pub fn terminate(mut self) -> ExitStatus {
+        self.signal(Signal::Term);
+        self.wait()
+    }
+
+    /// Ends it at once, as a crash does.
+    pub fn kill(mut self) {
+        self.signal(Signal::Kill);
+        self.wait();
+    }
+
+    /// Sends it a signal and waits for nothing.
+    pub fn signal(&mut self, signal: Signal) {
+        process::signal(&mut self.child, signal).expect("a signal is sent");
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        process::wait(&mut self.child, LIMIT)
+            .expect("a child is waited for")
+            .unwrap_or_else(|| panic!("the engine has not ended within {LIMIT:?}"))
+    }
+
+    /// How it ended, if it has.
+    pub fn exit_now(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child is waited for")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("stderr.log")
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = process::end(&mut self.child, Signal::Kill, Duration::from_secs(5)); // gone or never to go
+        if thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(80)..];
+            eprintln!("--- the engine's last {} lines ({}) ---\n{}\n---", last.len(), self.admin, last.join("\n"));
+        }
+    }
+}
+
+/// Runs `onceward` without a configuration file, to its end.
+pub fn run_onceward(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let folder = TempFolder::new("onceward").expect("a folder");
+    let mut command = onceward();
+    command.args(arguments).envs(environment.iter().copied());
+    run(command, &folder)
+}
+
+fn onceward() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onceward"));
+    command.stdin(Stdio::null()).env_remove("RUST_LOG");
+    command
+}
+
+/// To its end, under the time limit; output goes through files, which cannot fill up as pipes do.
+fn run(mut command: Command, folder: &TempFolder) -> Output {
+    let [out, err] = ["stdout", "stderr"].map(|name| folder.path().join(name));
+    command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
+    let mut child = process::spawn(command, Signal::Kill).expect("the command starts");
+    let status = process::wait(&mut child, LIMIT).expect("a child is waited for");
+    let (stdout, stderr) = (fs::read(out).expect("the output"), fs::read(err).expect("the output"));
+    let status = status.unwrap_or_else(|| {
+        let _ = process::end(&mut child, Signal::Kill, Duration::from_secs(5)); // the panic tells more
+        panic!("not ended within {LIMIT:?}: {}", String::from_utf8_lossy(&stderr))
+    });
+    Output { status, stdout, stderr }
+}
+
+/// HTTP/1.0, so that the answer is one piece and ends with the connection.
+fn get(address: &str, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let code = head.split(' ').nth(1)?.parse().ok()?;
+    Some((code, body.to_owned()))
+}

@@ -1,0 +1,186 @@
+//! A topic of a test's own: what a producer and an administrator do to it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+use super::{LIMIT, block_on, eventually, server};
+
+/// A topic.
+pub struct Topic {
+    name: String,
+    producer: FutureProducer,
+}
+
+/// A record to be sent.
+#[derive(Clone, Debug, Default)]
+pub struct Message {
+    partition: Option<i32>,
+    key: Option<Vec<u8>>,
+    payload: Option<Vec<u8>>,
+    headers: Vec<(String, Option<Vec<u8>>)>,
+    timestamp_ms: Option<i64>,
+}
+
+impl Message {
+    /// With a payload and nothing else.
+    pub fn new(payload: impl Into<Vec<u8>>) -> Self {
+        Self { payload: Some(payload.into()), ..Self::default() }
+    }
+
+    /// With no payload at all.
+    pub fn tombstone() -> Self {
+        Self::default()
+    }
+
+    pub fn key(mut self, key: impl Into<Vec<u8>>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Otherwise the key decides, and without a key chance.
+    pub fn partition(mut self, partition: i32) -> Self {
+        self.partition = Some(partition);
+        self
+    }
+
+    pub fn header(mut self, name: &str, value: Option<&[u8]>) -> Self {
+        self.headers.push((name.to_owned(), value.map(<[u8]>::to_vec)));
+        self
+    }
+
+    pub fn timestamp_ms(mut self, timestamp_ms: i64) -> Self {
+        self.timestamp_ms = Some(timestamp_ms);
+        self
+    }
+}
+
+impl Topic {
+    /// Makes it; the name must be new.
+    pub fn create(name: &str, partitions: i32) -> Self {
+        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let made = block_on(admin().create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
+        assert_eq!(made, vec![Ok(name.to_owned())]);
+        let producer = client().set("linger.ms", "1").set("acks", "all").create().expect("a producer");
+        Self { name: name.to_owned(), producer }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends records and waits until the broker has them: partition and offset of each.
+    pub fn send(&self, messages: impl IntoIterator<Item = Message>) -> Vec<(i32, i64)> {
+        let messages: Vec<Message> = messages.into_iter().collect();
+        let sent = block_on(join_all(messages.iter().map(|message| {
+            let mut record = FutureRecord::to(&self.name).headers(headers(message));
+            record.partition = message.partition;
+            record.key = message.key.as_deref();
+            record.payload = message.payload.as_deref();
+            record.timestamp = message.timestamp_ms;
+            self.producer.send(record, LIMIT)
+        })));
+        sent.into_iter()
+            .map(|sent| sent.expect("the broker takes it"))
+            .map(|delivery| (delivery.partition, delivery.offset))
+            .collect()
+    }
+
+    /// Adds partitions until there are so many.
+    pub fn grow(&self, partitions: usize) {
+        let grown = block_on(admin().create_partitions([&NewPartitions::new(&self.name, partitions)], &AdminOptions::new()));
+        assert_eq!(grown.expect("the broker answers"), vec![Ok(self.name.clone())]);
+    }
+
+    /// Deletes all records of a partition below `offset`.
+    pub fn delete_records(&self, partition: i32, offset: i64) {
+        let mut until = TopicPartitionList::new();
+        until.add_partition_offset(&self.name, partition, Offset::Offset(offset)).expect("an offset");
+        block_on(admin().delete_records(&until, &AdminOptions::new())).expect("the broker answers");
+    }
+
+    /// One past the last record of each partition.
+    pub fn ends(&self) -> BTreeMap<i32, i64> {
+        let consumer = self.consumer("nobody");
+        self.partitions(&consumer).into_iter().map(|partition| (partition, self.watermarks(&consumer, partition).1)).collect()
+    }
+
+    /// The offsets that a group has committed; partitions without one are left out.
+    pub fn committed(&self, group: &str) -> BTreeMap<i32, i64> {
+        let consumer = self.consumer(group);
+        let mut wanted = TopicPartitionList::new();
+        for partition in self.partitions(&consumer) {
+            wanted.add_partition(&self.name, partition);
+        }
+        let committed = consumer.committed_offsets(wanted, LIMIT).expect("the broker answers");
+        let offsets = committed.elements().into_iter().filter_map(|element| match element.offset() {
+            Offset::Offset(offset) => Some((element.partition(), offset)),
+            _ => None,
+        });
+        offsets.collect()
+    }
+
+    /// Records of the topic that the group has not committed yet.
+    pub fn lag(&self, group: &str) -> i64 {
+        let committed = self.committed(group);
+        self.ends().into_iter().map(|(partition, end)| end - committed.get(&partition).copied().unwrap_or(0)).sum()
+    }
+
+    /// Commits the beginning for a group that has no members, as an operator does to replay everything.
+    pub fn reset_to_the_beginning(&self, group: &str) {
+        let consumer = self.consumer(group);
+        let mut offsets = TopicPartitionList::new();
+        for partition in self.partitions(&consumer) {
+            let (first, _) = self.watermarks(&consumer, partition);
+            offsets.add_partition_offset(&self.name, partition, Offset::Offset(first)).expect("an offset");
+        }
+        // A killed member is still one until its session ends; the broker refuses until then.
+        eventually("the group has no members, so that its offsets may be set", || {
+            consumer.commit(&offsets, CommitMode::Sync).is_ok()
+        });
+    }
+
+    /// Deletes a group that has no members, and with it its offsets.
+    pub fn forget_group(&self, group: &str) {
+        let admin = admin();
+        eventually("the group has no members, so that it may be deleted", || {
+            let deleted = block_on(admin.delete_groups(&[group], &AdminOptions::new())).expect("the broker answers");
+            deleted.iter().all(Result::is_ok)
+        });
+    }
+
+    fn consumer(&self, group: &str) -> BaseConsumer {
+        client().set("group.id", group).set("enable.auto.commit", "false").create().expect("a consumer")
+    }
+
+    fn partitions(&self, consumer: &BaseConsumer) -> Vec<i32> {
+        let metadata = consumer.fetch_metadata(Some(&self.name), LIMIT).expect("the broker answers");
+        metadata.topics()[0].partitions().iter().map(|partition| partition.id()).collect()
+    }
+
+    fn watermarks(&self, consumer: &BaseConsumer, partition: i32) -> (i64, i64) {
+        consumer.fetch_watermarks(&self.name, partition, LIMIT).expect("the broker answers")
+    }
+}
+
+fn headers(message: &Message) -> OwnedHeaders {
+    message.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: value.as_ref() }))
+}
+
+fn client() -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", server("ONCEWARD_TEST_KAFKA"));
+    config.set("socket.timeout.ms", Duration::as_millis(&LIMIT).to_string());
+    config
+}
+
+fn admin() -> AdminClient<DefaultClientContext> {
+    client().create().expect("an admin client")
+}
