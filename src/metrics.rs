@@ -431,7 +431,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
-        status.partition_gone(7, Epoch(4));
+        status.partition_gone(7);
         assert!(!render(&status).contains("partition=\"7\""));
     }
 

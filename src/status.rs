@@ -195,7 +195,7 @@ mod tests {
     fn a_late_change_brings_no_partition_back() {
         let status = Status::default();
         status.partition_owned(3, Epoch(1));
-        status.partition_gone(3, Epoch(1));
+        status.partition_gone(3);
         status.frontier(3, Epoch(1), NextOffset(9));
         status.end(3, NextOffset(9));
         assert!(status.snapshot().partitions.is_empty());
@@ -207,7 +207,6 @@ mod tests {
         status.partition_owned(3, Epoch(1));
         status.partition_owned(3, Epoch(2));
         status.frontier(3, Epoch(1), NextOffset(9));
-        status.partition_gone(3, Epoch(1));
         assert_eq!(status.snapshot().partitions, BTreeMap::from([(3, PartitionStatus::new(Epoch(2)))]));
     }
 
