@@ -80,3 +80,40 @@ impl Store {
         })
     }
 }
+
+/// A text that PostgreSQL takes whatever a stranger wrote: without NUL, and cut.
+fn storable(text: &str) -> String {
+    const MAX_CHARACTERS: usize = 2_000;
+    text.chars().filter(|character| *character != '\0').take(MAX_CHARACTERS).collect()
+}
+
+/// For SQL. A century stands for "never": more would overflow the server's clock.
+fn milliseconds(duration: Duration) -> i64 {
+    const CENTURY: i64 = 100 * 365 * 24 * 60 * 60 * 1000;
+    i64::try_from(duration.as_millis()).map_or(CENTURY, |ms| ms.min(CENTURY))
+}
+
+/// From SQL; a time that lies behind is zero.
+fn duration(milliseconds: i64) -> Duration {
+    Duration::from_millis(u64::try_from(milliseconds).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // CASES E12
+    #[test]
+    fn no_text_is_too_strange_to_store() {
+        assert_eq!(storable("a\0b\u{7f}é"), "ab\u{7f}é");
+        assert_eq!(storable(&"é\0".repeat(5_000)).chars().count(), 2_000);
+    }
+
+    #[test]
+    fn settings_do_not_show_the_password() {
+        let second = Duration::from_secs(1);
+        let limits = TimeLimits { lock: second, statement: second, idle_in_transaction: second, budget: second };
+        let settings = Settings { url: "postgres://u:secret@h/d".to_owned(), connect_timeout: second, pool_wait: second, limits };
+        assert!(!format!("{settings:?}").contains("secret"));
+    }
+}
