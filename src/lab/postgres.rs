@@ -179,12 +179,24 @@ impl Postgres {
             fs::write(&password, &self.password).and_then(|()| fs::set_permissions(&password, fs::Permissions::from_mode(0o600)));
         written.map_err(|e| PostgresError::Io("writing the password", e))?;
         Account::own(self.account, &password)?;
-        let mut command = self.command("initdb")?;
+        let mut done = self.initdb(&password, self.command(&self.binaries.program("initdb"))?);
+        if let Err(PostgresError::Failed { output, .. }) = &done
+            && output.contains("could not look up effective user ID")
+        {
+            // A uid without a name, as in many containers: initdb insists on a name, so it gets another's in a namespace of its own.
+            let mut command = self.command(Path::new("unshare"))?;
+            command.args(["--user", "--map-user=65534", "--"]).arg(self.binaries.program("initdb"));
+            done = self.initdb(&password, command);
+        }
+        let _ = fs::remove_file(&password); // the folder is private and short-lived anyway
+        done
+    }
+
+    fn initdb(&self, password: &Path, mut command: Command) -> Result<(), PostgresError> {
         command.args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]);
-        command.arg("--pwfile").arg(&password).arg("--pgdata").arg(&self.data);
+        command.arg("--pwfile").arg(password).arg("--pgdata").arg(&self.data);
         let mut initdb = process::spawn(command, Signal::Kill).map_err(|e| PostgresError::Io("starting initdb", e))?;
         let status = initdb.wait().map_err(|e| PostgresError::Io("waiting for initdb", e))?;
-        let _ = fs::remove_file(&password); // the folder is private and short-lived anyway
         if status.success() { Ok(()) } else { Err(self.failed("initdb")) }
     }
 
@@ -202,7 +214,7 @@ impl Postgres {
     }
 
     fn launch(&mut self) -> Result<(), PostgresError> {
-        let mut command = self.command("postgres")?;
+        let mut command = self.command(&self.binaries.program("postgres"))?;
         command.arg("-D").arg(&self.data).arg("-p").arg(self.port.to_string());
         for (name, value) in &self.settings {
             command.arg("-c").arg(format!("{name}={value}"));
@@ -232,10 +244,10 @@ impl Postgres {
     }
 
     /// A program of the server, as the unprivileged account when we are root, its output in the log.
-    fn command(&self, program: &'static str) -> Result<Command, PostgresError> {
+    fn command(&self, program: &Path) -> Result<Command, PostgresError> {
         let open = || File::options().create(true).append(true).open(&self.log);
         let (out, err) = open().and_then(|log| Ok((log.try_clone()?, log))).map_err(|e| PostgresError::Io("opening the log", e))?;
-        let mut command = Command::new(self.binaries.program(program));
+        let mut command = Command::new(program);
         command.stdin(Stdio::null()).stdout(out).stderr(err).current_dir("/");
         command.env_remove("PGDATA").env_remove("PGPORT").env_remove("PGHOST").env("LC_ALL", "C");
         if let Some(account) = self.account {
