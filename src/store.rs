@@ -1,7 +1,119 @@
-//! (in the making)
-/// x
-#[derive(Debug)]
-pub struct Session;
-/// x
-#[derive(Debug)]
-pub struct DbError;
+//! All that is PostgreSQL: every statement, every transaction, every connection.
+//!
+//! In: rows to write and ids to look up. Out: what the database said, or a [`DbError`] that knows its SQLSTATE. It owns the pools and
+//! the schema. If it dies here, the server rolls back whatever was not committed.
+//!
+//! Invariant: a connection is either between transactions and known to be, or it is closed; nobody is handed anything else.
+
+mod connect;
+mod error;
+mod migrate;
+mod schema;
+mod session;
+mod statement;
+mod tap;
+
+pub mod attempts;
+pub mod consumed_partitions;
+pub mod held_events;
+pub mod payments;
+pub mod processed_events;
+pub mod retention;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use self::error::{DbError, ErrorClass};
+pub use self::migrate::{MigrateError, migrate, schema_is_current};
+pub use self::session::{ConnectionAbort, Pool, Session, SessionManager, TimeLimits, TransactionError};
+
+/// What the store must be told. It holds the password, so it shows itself without its URL.
+#[derive(Clone)]
+pub struct Settings {
+    /// `postgres://user:password@host1:5432,host2:5432/database`, or libpq's `key=value` form.
+    pub url: String,
+    /// The longest wait for one host to answer, its handshake included.
+    pub connect_timeout: Duration,
+    /// The longest wait for a pooled connection that somebody else holds.
+    pub pool_wait: Duration,
+    /// The limits of the store's own transactions.
+    pub limits: TimeLimits,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url: _, connect_timeout, pool_wait, limits } = self;
+        f.debug_struct("Settings")
+            .field("connect_timeout", connect_timeout)
+            .field("pool_wait", pool_wait)
+            .field("limits", limits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The pools. They are apart so that neither an attempt nor a bump ever waits for a batch that waits for it.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// For the transactions that claim and settle: one per partition that may be inside one at once.
+    pub claims: Pool,
+    /// For the attempts that must be durable while such a transaction is open: as many.
+    pub attempts: Pool,
+    /// For bumps, days, migrations of left-overs and questions.
+    pub control: Pool,
+}
+
+/// Bumps must not wait for each other's locks for long; more than this many at once do.
+const CONTROL_CONNECTIONS: usize = 2;
+
+impl Store {
+    /// Makes the pools. Nothing is connected yet: each connection is made when it is first needed.
+    ///
+    /// # Errors
+    /// The URL cannot be understood, or asks for something that is not there (TLS).
+    pub fn connect(settings: &Settings, partition_concurrency: usize) -> Result<Self, DbError> {
+        let target = connect::Target::parse(settings)?;
+        let pool = |size| session::pool(target.clone(), settings, size);
+        Ok(Self {
+            claims: pool(partition_concurrency)?,
+            attempts: pool(partition_concurrency)?,
+            control: pool(CONTROL_CONNECTIONS)?,
+        })
+    }
+}
+
+/// A text that PostgreSQL takes whatever a stranger wrote: without NUL, and cut.
+fn storable(text: &str) -> String {
+    const MAX_CHARACTERS: usize = 2_000;
+    text.chars().filter(|character| *character != '\0').take(MAX_CHARACTERS).collect()
+}
+
+/// For SQL. A century stands for "never": more would overflow the server's clock.
+fn milliseconds(duration: Duration) -> i64 {
+    const CENTURY: i64 = 100 * 365 * 24 * 60 * 60 * 1000;
+    i64::try_from(duration.as_millis()).map_or(CENTURY, |ms| ms.min(CENTURY))
+}
+
+/// From SQL; a time that lies behind is zero.
+fn duration(milliseconds: i64) -> Duration {
+    Duration::from_millis(u64::try_from(milliseconds).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // CASES E12
+    #[test]
+    fn no_text_is_too_strange_to_store() {
+        assert_eq!(storable("a\0b\u{7f}é"), "ab\u{7f}é");
+        assert_eq!(storable(&"é\0".repeat(5_000)).chars().count(), 2_000);
+    }
+
+    #[test]
+    fn settings_do_not_show_the_password() {
+        let second = Duration::from_secs(1);
+        let limits = TimeLimits { lock: second, statement: second, idle_in_transaction: second, budget: second };
+        let settings = Settings { url: "postgres://u:secret@h/d".to_owned(), connect_timeout: second, pool_wait: second, limits };
+        assert!(!format!("{settings:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,125 @@
+-- No table refers to another by a foreign key: the check would lock the partition's row for share, and an attempt, which is written
+-- on a connection of its own while the batch holds that row, would wait for the batch that waits for it.
+
+-- One claim per event and group. A UUID v7 begins with its millisecond, so a day is a range of ids: days are dropped whole, and the
+-- key needs no time in it (with one, the same id would be accepted twice). There is never a DEFAULT partition: it would swallow ids
+-- of days that are missing or forgotten, and a day could no longer be made beside it.
+CREATE TABLE processed_event (
+    event_id       uuid        NOT NULL,
+    consumer_group text        NOT NULL,
+    processed_at   timestamptz NOT NULL DEFAULT now(),
+    event_digest   bigint,  -- of the canonical event; its low byte is the form's version
+    source_id      integer, -- consumed_partition.id
+    source_offset  bigint,  -- explains a duplicate, decides nothing
+    PRIMARY KEY (event_id, consumer_group)
+) PARTITION BY RANGE (event_id);
+
+-- One row per partition of a topic that a group consumes: its owner's epoch is the fence, next_offset the frontier.
+CREATE TABLE consumed_partition (
+    id                 integer     GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    consumer_group     text        NOT NULL,
+    topic              text        NOT NULL,
+    partition          integer     NOT NULL CHECK (partition >= 0),
+    owner              text        NOT NULL,
+    epoch              bigint      NOT NULL CHECK (epoch > 0),
+    next_offset        bigint      CHECK (next_offset >= 0),
+    last_record_digest bigint,      -- of the record at next_offset - 1
+    doubt_offset       bigint,      -- new events below it may have been charged before the database went back
+    doubt_before       timestamptz, -- and so may events with an older id
+    system_identifier  bigint,      -- of the server that was written to first; another one is another database
+    timeline           integer,     -- another one is a promoted standby
+    safe_time          timestamptz, -- no unsettled event of the partition is older
+    skips              int8multirange, -- offsets that an operator wants passed over
+    paused             text,        -- why nothing is consumed
+    breaker            text,        -- why the provider is not called
+    updated_at         timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (consumer_group, topic, partition)
+) WITH (fillfactor = 50); -- updated at each batch: leave room on the page, so that no index is touched
+
+CREATE TABLE payment (
+    event_id           uuid        PRIMARY KEY,
+    order_id           bigint      NOT NULL CHECK (order_id > 0),
+    customer_id        bigint      NOT NULL CHECK (customer_id > 0),
+    amount             numeric     NOT NULL CHECK (amount > 0),
+    currency           text        NOT NULL CHECK (length(currency) = 3),
+    status             text        NOT NULL CHECK (status IN ('charged', 'declined')),
+    provider_charge_id text,
+    attempts           integer     NOT NULL CHECK (attempts >= 0),
+    created_at         timestamptz NOT NULL DEFAULT now()
+);
+
+-- Attempts in flight: one row per batch, because a row per event would cost nearly half of the throughput.
+CREATE TABLE attempt_batch (
+    id         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source_id  integer     NOT NULL,
+    epoch      bigint      NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    event_ids  uuid[]      NOT NULL,
+    bodies     bytea[]     NOT NULL,
+    digests    bigint[]    NOT NULL,
+    CHECK (cardinality(event_ids) = cardinality(bodies) AND cardinality(event_ids) = cardinality(digests))
+);
+CREATE INDEX attempt_batch_source ON attempt_batch (source_id);
+-- Rows live for milliseconds: compressing them is wasted time, and the dead ones must not pile up.
+ALTER TABLE attempt_batch
+    ALTER event_ids SET STORAGE EXTERNAL,
+    ALTER bodies SET STORAGE EXTERNAL,
+    ALTER digests SET STORAGE EXTERNAL;
+ALTER TABLE attempt_batch SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 10000);
+
+-- Attempts that ended without a payment. A charge belongs to the event, not to the group.
+CREATE TABLE payment_attempt (
+    event_id           uuid        PRIMARY KEY,
+    event_digest       bigint      NOT NULL,
+    body               bytea,      -- must be posted again as it is; NULL: never built
+    first_attempt_at   timestamptz NOT NULL,
+    last_attempt_at    timestamptz NOT NULL,
+    unknown_answers    integer     NOT NULL CHECK (unknown_answers >= 0),
+    answer             text,
+    provider_charge_id text
+);
+
+-- Records that are not applied. What came from Kafka is bytea, because no text type takes every byte.
+CREATE TABLE held_event (
+    id                 bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source_id          integer     NOT NULL,
+    source_offset      bigint      NOT NULL,
+    record_digest      bigint      NOT NULL,
+    record_timestamp   bigint,     -- milliseconds since 1970, as the topic keeps them
+    event_id           uuid,
+    key                bytea,
+    headers            bytea       NOT NULL, -- number of headers, then name and value, each behind its length
+    payload            bytea,
+    reason             text        NOT NULL,
+    error              text        NOT NULL,
+    state              text        NOT NULL
+                       CHECK (state IN ('retrying', 'waiting', 'parked', 'queued', 'applied', 'discarded')),
+    owns_claim         boolean     NOT NULL,
+    wanted             text,       -- an operator's request; the owner carries it out
+    actor              text,
+    note               text,
+    provider_charge_id text,
+    attempts           integer     NOT NULL CHECK (attempts >= 0),
+    next_attempt_at    timestamptz,
+    held_at            timestamptz NOT NULL DEFAULT now(),
+    relayed_at         timestamptz,
+    UNIQUE (source_id, source_offset, record_digest),
+    CHECK (state <> 'retrying' OR next_attempt_at IS NOT NULL)
+);
+-- Asked after every batch; few rows are in it.
+CREATE INDEX held_event_due ON held_event (source_id, next_attempt_at) WHERE state = 'retrying';
+
+-- Claims of replays below the floor: never dropped, few.
+CREATE TABLE horizon_claim (
+    event_id       uuid NOT NULL,
+    consumer_group text NOT NULL,
+    PRIMARY KEY (event_id, consumer_group)
+);
+
+-- An id below the floor is forgotten and never new again. The floor is only ever raised.
+CREATE TABLE retention (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    floor    uuid    NOT NULL
+);

@@ -1,0 +1,274 @@
+//! Attempts: what the provider may have heard of, and in which bytes.
+//!
+//! In: the bytes that are about to be posted. Out: what is known of the events already. It owns `attempt_batch` (in flight) and
+//! `payment_attempt` (left without a payment).
+//!
+//! Invariant: an attempt is durable before the provider hears of it, and is kept until its event has a `payment` row.
+
+use std::time::Duration;
+
+use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Uuid as SqlUuid};
+use uuid::Uuid;
+
+use super::payments::{self, PaymentRow};
+use super::statement::statement;
+use super::{DbError, Session, duration, milliseconds, storable};
+use crate::handler::EventDigest;
+use crate::record::{Epoch, SourceId};
+
+/// An attempt that is about to begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewAttempt {
+    /// The event, and the idempotency key.
+    pub event_id: Uuid,
+    /// Its content.
+    pub digest: EventDigest,
+    /// The bytes to post.
+    pub body: Vec<u8>,
+}
+
+/// An attempt of earlier, or of another partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownAttempt {
+    /// The event.
+    pub event_id: Uuid,
+    /// The content it had.
+    pub digest: EventDigest,
+    /// The bytes that must be posted again; `None` = never built.
+    pub body: Option<Vec<u8>>,
+    /// How long ago it began, by the database's clock.
+    pub first_attempt_age: Duration,
+    /// Answers that told nothing.
+    pub unknown_answers: i32,
+    /// The last answer, in words.
+    pub answer: Option<String>,
+    /// The provider's name for the charge, if it said one.
+    pub provider_charge_id: Option<String>,
+}
+
+/// What is known of the events of a batch whose attempts are now durable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Payments that exist, whoever made them.
+    pub payments: Vec<PaymentRow>,
+    /// Earlier attempts, one per event: the earliest time and its bytes, all unknown answers.
+    pub attempts: Vec<KnownAttempt>,
+}
+
+/// An attempt that was begun and ends without a payment row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BegunAttempt {
+    /// The event.
+    pub event_id: Uuid,
+    /// Its content.
+    pub digest: EventDigest,
+    /// The bytes that were posted.
+    pub body: Vec<u8>,
+    /// Answers of this batch that told nothing, to be added.
+    pub unknown_answers: i32,
+    /// The last answer, in words.
+    pub answer: Option<String>,
+    /// The provider's name for the charge, if it said one.
+    pub provider_charge_id: Option<String>,
+}
+
+/// Makes the attempts durable before anybody is called, on a session other than the batch's own. `None`: fenced, call nobody.
+///
+/// # Errors
+/// A statement failed: call nobody.
+pub async fn open(s: &mut Session, source: SourceId, epoch: Epoch, attempts: &[NewAttempt]) -> Result<Option<Opened>, DbError> {
+    let ids: Vec<Uuid> = attempts.iter().map(|attempt| attempt.event_id).collect();
+    let limits = s.limits();
+    s.alone("open_attempts", limits, async |s| {
+        let open = Open {
+            event_ids: &ids,
+            bodies: attempts.iter().map(|attempt| attempt.body.as_slice()).collect(),
+            digests: attempts.iter().map(|attempt| attempt.digest.0).collect(),
+            source: source.0,
+            epoch: epoch.0,
+        };
+        if s.change("open_attempts", open).await? == 0 {
+            return Ok(None);
+        }
+        let payments = payments::look_up(s, &ids).await?;
+        let known = s.rows("look_up_attempts", Find { ids: &ids, source: source.0, epoch: epoch.0 }).await?;
+        Ok(Some(Opened { payments, attempts: merge(known) }))
+    })
+    .await
+}
+
+/// Settles the attempts of a partition, in the batch's transaction: its batch rows go, events begun without a payment are kept,
+/// those of `paid` are forgotten.
+///
+/// # Errors
+/// A statement failed.
+pub async fn settle(
+    s: &mut Session,
+    source: SourceId,
+    begun_without_payment: &[BegunAttempt],
+    paid: &[Uuid],
+) -> Result<(), DbError> {
+    let settle = Settle {
+        source: source.0,
+        event_ids: begun_without_payment.iter().map(|begun| begun.event_id).collect(),
+        digests: begun_without_payment.iter().map(|begun| begun.digest.0).collect(),
+        bodies: begun_without_payment.iter().map(|begun| begun.body.as_slice()).collect(),
+        unknown_answers: begun_without_payment.iter().map(|begun| begun.unknown_answers).collect(),
+        answers: begun_without_payment.iter().map(|begun| begun.answer.as_deref().map(storable)).collect(),
+        charge_ids: begun_without_payment.iter().map(|begun| begun.provider_charge_id.as_deref().map(storable)).collect(),
+    };
+    s.change("settle_attempts", settle).await?;
+    if !paid.is_empty() {
+        s.change("forget_attempts", Forget { ids: paid }).await?;
+    }
+    Ok(())
+}
+
+/// Turns what a crash left of the partition's attempts into one unknown answer each, unless the event was paid. To be called after
+/// every bump. Returns how many events.
+///
+/// # Errors
+/// A statement failed.
+pub async fn convert_leftovers(s: &mut Session, source: SourceId) -> Result<u64, DbError> {
+    convert(s, "convert_leftovers", Some(source), Duration::ZERO).await
+}
+
+/// The same for attempts of any partition that are older than any transaction can be.
+///
+/// # Errors
+/// A statement failed.
+pub async fn convert_stale(s: &mut Session, older_than: Duration) -> Result<u64, DbError> {
+    convert(s, "convert_stale", None, older_than).await
+}
+
+async fn convert(s: &mut Session, name: &'static str, source: Option<SourceId>, older_than: Duration) -> Result<u64, DbError> {
+    let convert = Convert { older_than_ms: milliseconds(older_than), source: source.map(|source| source.0) };
+    let converted = s.within(name, async |s| s.change(name, convert).await).await?;
+    Ok(converted as u64)
+}
+
+type KnownRow = (Uuid, i64, Option<Vec<u8>>, i64, i32, Option<String>, Option<String>);
+
+/// One attempt per event out of rows that stand oldest first: the oldest gives time, content and bytes, the counts add up.
+fn merge(rows: Vec<KnownRow>) -> Vec<KnownAttempt> {
+    let mut merged: Vec<KnownAttempt> = Vec::with_capacity(rows.len());
+    for (event_id, digest, body, age_ms, unknown_answers, answer, provider_charge_id) in rows {
+        match merged.last_mut() {
+            Some(known) if known.event_id == event_id => {
+                known.unknown_answers = known.unknown_answers.saturating_add(unknown_answers);
+                known.body = known.body.take().or(body);
+                known.answer = known.answer.take().or(answer);
+                known.provider_charge_id = known.provider_charge_id.take().or(provider_charge_id);
+            }
+            _ => merged.push(KnownAttempt {
+                event_id,
+                digest: EventDigest(digest),
+                body,
+                first_attempt_age: duration(age_ms),
+                unknown_answers,
+                answer,
+                provider_charge_id,
+            }),
+        }
+    }
+    merged
+}
+
+// The fence and the row are one statement. It does not wait for the ownership row, which the batch holds.
+statement! {
+    Open<'a> {
+        event_ids: &'a [Uuid] => Array<SqlUuid>, bodies: Vec<&'a [u8]> => Array<Binary>, digests: Vec<i64> => Array<BigInt>,
+        source: i32 => Integer, epoch: i64 => BigInt,
+    } -> () {
+        "INSERT INTO attempt_batch (source_id, epoch, event_ids, bodies, digests)
+         SELECT id, epoch, :event_ids, :bodies, :digests
+         FROM consumed_partition WHERE id = :source AND epoch = :epoch"
+    }
+}
+
+// Other partitions' batches, and those of an earlier owner of this one: what they asked, nobody here knows. The rows of this owner
+// are left out, because it keeps its answers itself.
+statement! {
+    Find<'a> { ids: &'a [Uuid] => Array<SqlUuid>, source: i32 => Integer, epoch: i64 => BigInt }
+    -> (SqlUuid, BigInt, Nullable<Binary>, BigInt, Integer, Nullable<Text>, Nullable<Text>) {
+        "SELECT event_id, digest, body, (extract(epoch FROM clock_timestamp() - first_attempt_at) * 1000)::bigint,
+                unknown_answers, answer, provider_charge_id
+         FROM unnest(:ids) AS wanted (event_id) JOIN (
+             SELECT event_id, event_digest AS digest, body, first_attempt_at, unknown_answers, answer, provider_charge_id
+             FROM payment_attempt
+             UNION ALL
+             SELECT each.event_id, each.digest, each.body, started_at, 1, NULL, NULL
+             FROM attempt_batch, unnest(event_ids, digests, bodies) AS each (event_id, digest, body)
+             WHERE (source_id, epoch) IS DISTINCT FROM (:source, :epoch)
+         ) AS known USING (event_id)
+         ORDER BY event_id, first_attempt_at"
+    }
+}
+
+/// What a later attempt adds to an earlier one: the earliest time and its content stay, the counts add up.
+macro_rules! upsert_attempt {
+    () => {
+        " ON CONFLICT (event_id) DO UPDATE SET
+             event_digest = CASE WHEN excluded.first_attempt_at < old.first_attempt_at THEN excluded.event_digest ELSE old.event_digest END,
+             body = CASE WHEN excluded.first_attempt_at < old.first_attempt_at
+                         THEN coalesce(excluded.body, old.body) ELSE coalesce(old.body, excluded.body) END,
+             first_attempt_at = least(old.first_attempt_at, excluded.first_attempt_at),
+             last_attempt_at = greatest(old.last_attempt_at, excluded.last_attempt_at),
+             unknown_answers = old.unknown_answers + excluded.unknown_answers,
+             answer = coalesce(excluded.answer, old.answer),
+             provider_charge_id = coalesce(excluded.provider_charge_id, old.provider_charge_id)"
+    };
+}
+
+// An event that was begun takes its time from the batch rows that go. If a timer has converted those already, it has a row by now,
+// and that one's time stays.
+statement! {
+    Settle<'a> {
+        source: i32 => Integer, event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt>,
+        bodies: Vec<&'a [u8]> => Array<Binary>, unknown_answers: Vec<i32> => Array<Integer>,
+        answers: Vec<Option<String>> => Array<Nullable<Text>>, charge_ids: Vec<Option<String>> => Array<Nullable<Text>>,
+    } -> () {
+        concat!(
+            "WITH gone AS (DELETE FROM attempt_batch WHERE source_id = :source RETURNING started_at, event_ids),
+                  began AS (SELECT event_id, min(started_at) AS at FROM gone, unnest(event_ids) AS event_id GROUP BY event_id)
+             INSERT INTO payment_attempt AS old (event_id, event_digest, body, first_attempt_at, last_attempt_at, unknown_answers,
+                                                 answer, provider_charge_id)
+             SELECT event_id, digest, body, coalesce(began.at, now()), clock_timestamp(), unknown_answers, answer, charge_id
+             FROM unnest(:event_ids, :digests, :bodies, :unknown_answers, :answers, :charge_ids)
+                  AS begun (event_id, digest, body, unknown_answers, answer, charge_id)
+                  LEFT JOIN began USING (event_id)
+             ORDER BY event_id",
+            upsert_attempt!()
+        )
+    }
+}
+
+// Only the side that deletes a row converts it. A row that a batch is settling just now is waited for, and is then gone.
+statement! {
+    Convert { older_than_ms: i64 => BigInt, source: Option<i32> => Nullable<Integer> } -> () {
+        concat!(
+            "WITH gone AS (
+                 DELETE FROM attempt_batch
+                 WHERE started_at <= now() - :older_than_ms * interval '1 millisecond'
+                       AND source_id = coalesce(:source, source_id)
+                 RETURNING started_at, event_ids, digests, bodies),
+             left_over AS (
+                 SELECT DISTINCT ON (event_id) event_id, digest, body, started_at, max(started_at) OVER each_event AS last_at,
+                        count(*) OVER each_event AS times
+                 FROM gone, unnest(event_ids, digests, bodies) AS each (event_id, digest, body)
+                 WHERE NOT EXISTS (SELECT FROM payment WHERE payment.event_id = each.event_id)
+                 WINDOW each_event AS (PARTITION BY event_id)
+                 ORDER BY event_id, started_at)
+             INSERT INTO payment_attempt AS old (event_id, event_digest, body, first_attempt_at, last_attempt_at, unknown_answers)
+             SELECT event_id, digest, body, started_at, last_at, times FROM left_over
+             ORDER BY event_id",
+            upsert_attempt!()
+        )
+    }
+}
+
+statement! {
+    Forget<'a> { ids: &'a [Uuid] => Array<SqlUuid> } -> () {
+        "DELETE FROM payment_attempt USING unnest(:ids) AS paid (event_id) WHERE payment_attempt.event_id = paid.event_id"
+    }
+}

@@ -1,0 +1,209 @@
+//! Who owns a partition, and how far it is settled.
+//!
+//! In: a partition and its owner. Out: an [`Ownership`] with an epoch, or a [`Fence`] inside a batch's transaction. It owns the
+//! rows of `consumed_partition`. If it dies here, the next owner bumps the epoch.
+//!
+//! Invariant: epochs come from here alone and only grow; a transaction that holds the fence is the only one that settles.
+
+use std::time::Duration;
+
+use diesel::prelude::*;
+use diesel::sql_types::{BigInt, Integer, Nullable, Text};
+use uuid::Uuid;
+
+use super::schema::consumed_partition;
+use super::session::TimeLimits;
+use super::statement::statement;
+use super::{DbError, Session};
+use crate::record::{Epoch, NextOffset, RecordDigest, SourceId};
+
+/// What the new owner of a partition finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// The partition's row.
+    pub source: SourceId,
+    /// The epoch of this owner.
+    pub epoch: Epoch,
+    /// Where the last owner stopped; `None` if nothing was ever settled.
+    pub next_offset: Option<NextOffset>,
+    /// The digest of the record before it, where there was one.
+    pub last_record_digest: Option<RecordDigest>,
+    /// In words: the database is not the one that the row was last written on, or was promoted since. Commits may be lost.
+    pub went_back: Option<String>,
+}
+
+/// What a batch's transaction knows once it holds its ownership row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The stored frontier.
+    pub next_offset: Option<NextOffset>,
+    /// Ids below are forgotten; `None` before the first run.
+    pub floor: Option<Uuid>,
+}
+
+/// Takes a partition over: the next epoch for `owner`. Waits up to a second for the old owner's open batch.
+///
+/// # Errors
+/// 55P03 (class `Retry`) when that batch takes longer: bump again.
+pub async fn bump(s: &mut Session, group: &str, topic: &str, partition: i32, owner: &str) -> Result<Ownership, DbError> {
+    let limits = bump_limits(s);
+    s.alone("bump", limits, async |s| {
+        let server = Server::ask(s).await?;
+        let Server { system_identifier, timeline } = server;
+        let bump = Bump { group, topic, partition, owner, system_identifier, timeline };
+        let row = s.row("bump", bump).await?;
+        Ok(ownership(row.expect("an upsert returns its row"), server))
+    })
+    .await
+}
+
+/// Takes the next epoch, if `epoch` is still the current one. `None`: somebody else owns the partition.
+///
+/// # Errors
+/// As [`bump`].
+pub async fn rebump(s: &mut Session, source: SourceId, epoch: Epoch, owner: &str) -> Result<Option<Ownership>, DbError> {
+    let limits = bump_limits(s);
+    s.alone("rebump", limits, async |s| {
+        let server = Server::ask(s).await?;
+        let Server { system_identifier, timeline } = server;
+        let rebump = Rebump { owner, system_identifier, timeline, source: source.0, epoch: epoch.0 };
+        Ok(s.row("rebump", rebump).await?.map(|row| ownership(row, server)))
+    })
+    .await
+}
+
+/// Locks the ownership row until the transaction ends. `None`: the epoch has moved on, and nothing may be written.
+///
+/// # Errors
+/// The statement failed.
+pub async fn fence(s: &mut Session, source: SourceId, epoch: Epoch) -> Result<Option<Fence>, DbError> {
+    let row = s.row("fence", LockOwnership { source: source.0, epoch: epoch.0 }).await?;
+    Ok(row.map(|(next_offset, floor): (Option<i64>, Option<Uuid>)| Fence { next_offset: next_offset.map(NextOffset), floor }))
+}
+
+/// Writes the frontier, and the digest of the record before it.
+///
+/// # Errors
+/// The statement failed.
+///
+/// # Panics
+/// When the epoch is not ours: the caller holds no fence.
+pub async fn advance(
+    s: &mut Session,
+    source: SourceId,
+    epoch: Epoch,
+    next: NextOffset,
+    digest: Option<RecordDigest>,
+) -> Result<(), DbError> {
+    let advance = Advance { next_offset: next.0, digest: digest.map(|digest| digest.0), source: source.0, epoch: epoch.0 };
+    let changed = s.change("advance", advance).await?;
+    assert_eq!(changed, 1, "frontier {next} of partition row {source} written without the fence of epoch {epoch}");
+    Ok(())
+}
+
+/// Whether any partition of this group and topic was ever owned.
+///
+/// # Errors
+/// The statement failed.
+pub async fn has_rows(s: &mut Session, group: &str, topic: &str) -> Result<bool, DbError> {
+    let of_topic = consumed_partition::consumer_group.eq(group).and(consumed_partition::topic.eq(topic));
+    let found = diesel::select(diesel::dsl::exists(consumed_partition::table.filter(of_topic)));
+    s.within("has_rows", async |s| Ok(s.row("has_rows", found).await?.unwrap_or(false))).await
+}
+
+/// How long a bump waits for the old owner's batch before it is tried anew: its connection serves other partitions too.
+const BUMP_WAIT: Duration = Duration::from_secs(1);
+
+fn bump_limits(s: &Session) -> TimeLimits {
+    let limits = s.limits();
+    TimeLimits { lock: limits.lock.min(BUMP_WAIT), ..limits }
+}
+
+/// Which server this is; an ordinary role can ask. The timeline is read from where it writes: the one in `pg_control_checkpoint`
+/// still names the old primary's until the first checkpoint after a promotion.
+#[derive(Clone, Copy)]
+struct Server {
+    system_identifier: i64,
+    timeline: i32,
+}
+
+impl Server {
+    async fn ask(s: &mut Session) -> Result<Self, DbError> {
+        let row = s.row("server", AskServer {}).await?;
+        let (system_identifier, timeline) = row.expect("a function without a set returns one row");
+        Ok(Self { system_identifier, timeline })
+    }
+}
+
+type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>);
+type OwnershipTypes = (Integer, BigInt, Nullable<BigInt>, Nullable<BigInt>, Nullable<BigInt>, Nullable<Integer>);
+
+fn ownership(row: OwnershipRow, server: Server) -> Ownership {
+    let (id, epoch, next_offset, digest, system_identifier, timeline) = row;
+    let Server { system_identifier: system_now, timeline: timeline_now } = server;
+    let went_back = match (system_identifier, timeline) {
+        (Some(before), _) if before != system_now => Some(format!("the system identifier was {before} and is {system_now}")),
+        (_, Some(before)) if before != timeline_now => Some(format!("the timeline was {before} and is {timeline_now}")),
+        _ => None,
+    };
+    Ownership {
+        source: SourceId(id),
+        epoch: Epoch(epoch),
+        next_offset: next_offset.map(NextOffset),
+        last_record_digest: digest.map(RecordDigest),
+        went_back,
+    }
+}
+
+statement! {
+    AskServer {} -> (BigInt, Integer) {
+        "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
+         FROM pg_control_system()"
+    }
+}
+
+// The stored server is kept when it is another one: that is the evidence.
+statement! {
+    Bump<'a> {
+        group: &'a str => Text, topic: &'a str => Text, partition: i32 => Integer, owner: &'a str => Text,
+        system_identifier: i64 => BigInt, timeline: i32 => Integer,
+    } -> OwnershipTypes {
+        "INSERT INTO consumed_partition AS p (consumer_group, topic, partition, owner, epoch, system_identifier, timeline)
+         VALUES (:group, :topic, :partition, :owner, 1, :system_identifier, :timeline)
+         ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET
+             epoch = p.epoch + 1, owner = excluded.owner, updated_at = now(),
+             system_identifier = coalesce(p.system_identifier, excluded.system_identifier),
+             timeline = coalesce(p.timeline, excluded.timeline)
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline"
+    }
+}
+
+statement! {
+    Rebump<'a> {
+        owner: &'a str => Text, system_identifier: i64 => BigInt, timeline: i32 => Integer, source: i32 => Integer, epoch: i64 => BigInt,
+    } -> OwnershipTypes {
+        "UPDATE consumed_partition SET
+             epoch = epoch + 1, owner = :owner, updated_at = now(),
+             system_identifier = coalesce(system_identifier, :system_identifier),
+             timeline = coalesce(timeline, :timeline)
+         WHERE id = :source AND epoch = :epoch
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline"
+    }
+}
+
+// A floor that was raised while this waited for the lock is read too low: its days are gone by then, so a claim below it fails.
+statement! {
+    LockOwnership { source: i32 => Integer, epoch: i64 => BigInt } -> (Nullable<BigInt>, Nullable<diesel::sql_types::Uuid>) {
+        "SELECT p.next_offset, retention.floor
+         FROM consumed_partition AS p LEFT JOIN retention ON true
+         WHERE p.id = :source AND p.epoch = :epoch
+         FOR UPDATE OF p"
+    }
+}
+
+statement! {
+    Advance { next_offset: i64 => BigInt, digest: Option<i64> => Nullable<BigInt>, source: i32 => Integer, epoch: i64 => BigInt } -> () {
+        "UPDATE consumed_partition SET next_offset = :next_offset, last_record_digest = :digest, updated_at = now()
+         WHERE id = :source AND epoch = :epoch"
+    }
+}

@@ -1,0 +1,124 @@
+//! The business rows: what was charged, and what was declined.
+//!
+//! In: rows to write, ids to look up. Out: those that were written or found. It owns the rows of `payment`.
+//!
+//! Invariant: one row per event, whichever group writes it; amounts pass as exact decimals.
+
+use std::collections::HashSet;
+
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
+use uuid::Uuid;
+
+use super::statement::statement;
+use super::{DbError, Session, storable};
+use crate::event::{Currency, Money};
+
+/// How a payment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PaymentStatus {
+    /// The money moves.
+    Charged,
+    /// A business "no".
+    Declined,
+}
+
+/// One row of `payment`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaymentRow {
+    /// The event that is paid for.
+    pub event_id: Uuid,
+    /// Its order.
+    pub order_id: i64,
+    /// Its customer.
+    pub customer_id: i64,
+    /// The exact amount.
+    pub amount: Money,
+    /// How it ended.
+    pub status: PaymentStatus,
+    /// The provider's name for the charge.
+    pub provider_charge_id: Option<String>,
+    /// How often the provider was asked.
+    pub attempts: i32,
+}
+
+impl PaymentStatus {
+    /// The word stored in the table.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Charged => "charged",
+            Self::Declined => "declined",
+        }
+    }
+
+    fn from_word(word: &str) -> Option<Self> {
+        [Self::Charged, Self::Declined].into_iter().find(|status| status.as_str() == word)
+    }
+}
+
+/// Writes the rows and returns the ids of those that were not there yet.
+///
+/// # Errors
+/// The statement failed.
+pub async fn insert(s: &mut Session, rows: &[PaymentRow]) -> Result<HashSet<Uuid>, DbError> {
+    if rows.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let insert = Insert {
+        event_ids: rows.iter().map(|row| row.event_id).collect(),
+        order_ids: rows.iter().map(|row| row.order_id).collect(),
+        customer_ids: rows.iter().map(|row| row.customer_id).collect(),
+        amounts: rows.iter().map(|row| row.amount.decimal()).collect(),
+        currencies: rows.iter().map(|row| row.amount.currency().code().to_owned()).collect(),
+        statuses: rows.iter().map(|row| row.status.as_str()).collect(),
+        charge_ids: rows.iter().map(|row| row.provider_charge_id.as_deref().map(storable)).collect(),
+        attempts: rows.iter().map(|row| row.attempts).collect(),
+    };
+    Ok(s.rows("insert_payments", insert).await?.into_iter().collect())
+}
+
+/// The rows of `ids` that exist, in no order.
+///
+/// # Errors
+/// The statement failed, or a row holds an amount that its currency cannot have.
+pub async fn look_up(s: &mut Session, ids: &[Uuid]) -> Result<Vec<PaymentRow>, DbError> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    s.within("look_up_payments", async |s| s.rows("look_up_payments", Find { ids }).await?.into_iter().map(read).collect()).await
+}
+
+type Row = (Uuid, i64, i64, String, String, String, Option<String>, i32);
+
+fn read((event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts): Row) -> Result<PaymentRow, DbError> {
+    let unreadable = |what: &str| DbError::program("look_up_payments", format_args!("payment {event_id}: {what}"));
+    let currency = Currency::from_code(&currency).map_err(|fault| unreadable(&format!("its currency {fault}")))?;
+    let amount = Money::from_decimal(&amount, currency).map_err(|fault| unreadable(&format!("its amount {fault}")))?;
+    let status = PaymentStatus::from_word(&status).ok_or_else(|| unreadable("its status is unknown"))?;
+    Ok(PaymentRow { event_id, order_id, customer_id, amount, status, provider_charge_id, attempts })
+}
+
+// Amounts travel as decimal text in both directions, so nothing between here and the table can round them.
+statement! {
+    Insert<'a> {
+        event_ids: Vec<Uuid> => Array<SqlUuid>, order_ids: Vec<i64> => Array<BigInt>, customer_ids: Vec<i64> => Array<BigInt>,
+        amounts: Vec<String> => Array<Text>, currencies: Vec<String> => Array<Text>, statuses: Vec<&'a str> => Array<Text>,
+        charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
+    } -> SqlUuid {
+        "INSERT INTO payment (event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts)
+         SELECT event_id, order_id, customer_id, amount::numeric, currency, status, charge_id, attempts
+         FROM unnest(:event_ids, :order_ids, :customer_ids, :amounts, :currencies, :statuses, :charge_ids, :attempts)
+              AS new (event_id, order_id, customer_id, amount, currency, status, charge_id, attempts)
+         ORDER BY event_id
+         ON CONFLICT (event_id) DO NOTHING
+         RETURNING event_id"
+    }
+}
+
+statement! {
+    Find<'a> { ids: &'a [Uuid] => Array<SqlUuid> }
+    -> (SqlUuid, BigInt, BigInt, Text, Text, Text, Nullable<Text>, Integer) {
+        "SELECT event_id, order_id, customer_id, amount::text, currency, status, provider_charge_id, attempts
+         FROM unnest(:ids) AS wanted (event_id) JOIN payment USING (event_id)"
+    }
+}

@@ -1,0 +1,151 @@
+//! The floor and the days above it.
+//!
+//! In: days that are needed. Out: partitions of `processed_event`, one a day. It owns the partitions and the row of `retention`.
+//!
+//! Invariant: no day below the floor is ever made, so an id that was forgotten is never new.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use chrono::DateTime;
+use diesel::prelude::*;
+use diesel::sql_types::{BigInt, Uuid as SqlUuid};
+use uuid::Uuid;
+
+use super::schema::retention;
+use super::statement::statement;
+use super::{DbError, Session, milliseconds};
+
+const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+
+/// The day of a UUID v7, counted from 1970-01-01 (UTC).
+#[must_use]
+pub fn day_of(id: Uuid) -> i64 {
+    let [a, b, c, d, e, f, ..] = *id.as_bytes();
+    i64::from_be_bytes([0, 0, a, b, c, d, e, f]) / DAY_MS
+}
+
+/// The lowest UUID v7 of a day; of 1970-01-01 for any day before.
+#[must_use]
+pub fn first_id_of_day(day: i64) -> Uuid {
+    let milliseconds = u64::try_from(day.saturating_mul(DAY_MS)).unwrap_or_default();
+    uuid::Builder::from_unix_timestamp_millis(milliseconds, &[0; 10]).into_uuid()
+}
+
+/// The floor; `None` before the first run.
+///
+/// # Errors
+/// The statement failed.
+pub async fn floor(s: &mut Session) -> Result<Option<Uuid>, DbError> {
+    s.within("floor", async |s| s.row("floor", retention::table.select(retention::floor)).await).await
+}
+
+/// The floor. The first caller sets it: the database's day, less the longer of `retention` and the age of the topic's oldest record,
+/// less one day.
+///
+/// # Errors
+/// The statement failed.
+pub async fn init_floor(s: &mut Session, retention: Duration, oldest_record_ms: Option<i64>) -> Result<Uuid, DbError> {
+    s.within("init_floor", async |s| {
+        let now_ms = now_ms(s).await?;
+        let kept_ms = milliseconds(retention).max(oldest_record_ms.map_or(0, |oldest| now_ms - oldest));
+        let first = first_id_of_day((now_ms - kept_ms).div_euclid(DAY_MS) - 1);
+        let insert = diesel::insert_into(retention::table).values(retention::floor.eq(first)).on_conflict_do_nothing();
+        s.change("init_floor", insert).await?;
+        let stored = s.row("init_floor", retention::table.select(retention::floor)).await?;
+        Ok(stored.expect("written above, or there already"))
+    })
+    .await
+}
+
+/// Makes the given days, unless they are there or lie below the floor. Never to be called inside a batch's transaction.
+///
+/// # Errors
+/// A statement failed; 55P03 (class `Retry`) when another session holds a lock for too long. There is no floor yet.
+pub async fn ensure_days(s: &mut Session, days: &BTreeSet<i64>) -> Result<(), DbError> {
+    if days.is_empty() {
+        return Ok(());
+    }
+    let limits = s.limits();
+    s.alone("ensure_days", limits, async |s| {
+        s.script("ensure_days", LOCK_MAKERS).await?;
+        // Held to the end, so that the floor cannot be raised past a day while that day is being made.
+        let floor = s.row("ensure_days", retention::table.select(retention::floor).for_share()).await?;
+        let floor: Uuid = floor.ok_or_else(|| DbError::program("ensure_days", "the retention floor is not set yet"))?;
+        let there = self::days(s).await?;
+        for day in days {
+            let (from, to) = (first_id_of_day(*day), first_id_of_day(day + 1));
+            if from >= floor && !there.iter().any(|(first, end)| *first <= from && to <= *end) {
+                s.script("ensure_days", &make_day(*day, from, to)).await?;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Makes today (by the database's clock) and the `days` after it.
+///
+/// # Errors
+/// As [`ensure_days`].
+pub async fn ensure_days_ahead(s: &mut Session, days: u32) -> Result<(), DbError> {
+    let today = s.within("today", async |s| now_ms(s).await).await?.div_euclid(DAY_MS);
+    ensure_days(s, &(today..=today + i64::from(days)).collect()).await
+}
+
+/// The ranges of ids, `[from, to)`, for which there is a partition, in their order.
+///
+/// # Errors
+/// The statement failed.
+pub async fn days(s: &mut Session) -> Result<Vec<(Uuid, Uuid)>, DbError> {
+    s.within("days", async |s| s.rows("days", Days {}).await).await
+}
+
+/// Whoever makes days does so alone; the number is any that nobody else uses ("onceward", then 2).
+const LOCK_MAKERS: &str = "SELECT pg_advisory_xact_lock(7957702, 2)";
+
+/// A table of its own that is then attached: unlike `CREATE … PARTITION OF` this never makes an insert wait, even behind a long
+/// transaction. The table is empty, so there is nothing to scan and no CHECK is needed to avoid it.
+fn make_day(day: i64, from: Uuid, to: Uuid) -> String {
+    let name = DateTime::from_timestamp_millis(day * DAY_MS).unwrap_or_default().format("processed_event_%Y_%m_%d");
+    format!(
+        "CREATE TABLE {name} (LIKE processed_event INCLUDING ALL);
+         ALTER TABLE processed_event ATTACH PARTITION {name} FOR VALUES FROM ('{from}') TO ('{to}')"
+    )
+}
+
+async fn now_ms(s: &mut Session) -> Result<i64, DbError> {
+    Ok(s.row("now", Now {}).await?.expect("one row"))
+}
+
+statement! {
+    Now {} -> BigInt { "SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint" }
+}
+
+statement! {
+    Days {} -> (SqlUuid, SqlUuid) {
+        r"SELECT bounds[1]::uuid, bounds[2]::uuid
+          FROM pg_inherits JOIN pg_class AS day ON day.oid = inhrelid,
+               regexp_match(pg_get_expr(day.relpartbound, day.oid), $$FROM \('([^']+)'\) TO \('([^']+)'\)$$) AS bounds
+          WHERE inhparent = 'processed_event'::regclass AND NOT inhdetachpending AND bounds IS NOT NULL
+          ORDER BY 1"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_begins_with_its_lowest_id_and_ends_where_the_next_begins() {
+        for day in [0, 1, 20_000, 50_000] {
+            let (first, next) = (first_id_of_day(day), first_id_of_day(day + 1));
+            assert_eq!((first.get_version_num(), day_of(first)), (7, day));
+            let last = uuid::Builder::from_unix_timestamp_millis(u64::try_from((day + 1) * DAY_MS - 1).expect("positive"), &[255; 10]);
+            let last = last.into_uuid();
+            assert!(first < last && last < next && day_of(last) == day);
+        }
+        assert_eq!(first_id_of_day(20_000).to_string(), "01926c29-2000-7000-8000-000000000000");
+        assert_eq!(first_id_of_day(-1), first_id_of_day(0));
+    }
+}

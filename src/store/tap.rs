@@ -1,0 +1,179 @@
+//! Listens to what the server says on one connection, because Diesel hides the SQLSTATE and tokio-postgres the transaction's state.
+//!
+//! In: the bytes of the socket, in pieces of any size. Out: the same bytes, and in [`Wire`] the last error's SQLSTATE, the last
+//! command's tag and whether a transaction is open. It owns the socket; nothing is ever held back or changed.
+//!
+//! Invariant: it only follows frames (one type byte, four bytes of length, the body) from the first byte of a plain connection.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::error::SqlState;
+
+/// Any socket.
+pub(super) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+
+/// A socket that is listened to.
+pub(super) struct Tap {
+    socket: Box<dyn Socket>,
+    frame: Frame,
+    wire: Arc<Wire>,
+}
+
+/// What the server said last.
+#[derive(Debug, Default)]
+pub(super) struct Wire(Mutex<Said>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    error: Option<SqlState>,
+    rolled_back: bool,
+    idle: bool,
+}
+
+impl Wire {
+    /// The SQLSTATE of the last error.
+    pub(super) fn last_error(&self) -> Option<SqlState> {
+        self.lock().error
+    }
+
+    /// The last command that ended was a ROLLBACK, whatever was asked for.
+    pub(super) fn rolled_back(&self) -> bool {
+        self.lock().rolled_back
+    }
+
+    /// The server waits for a command and no transaction is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lock().idle
+    }
+
+    fn hear(&self, kind: u8, body: &[u8]) {
+        let mut said = self.lock();
+        match kind {
+            b'E' => said.error = sqlstate(body),
+            b'C' => said.rolled_back = body.starts_with(b"ROLLBACK\0"),
+            b'Z' => said.idle = body == b"I",
+            _ => {}
+        }
+    }
+
+    /// Each change is one assignment, so a panic elsewhere cannot leave it half made.
+    fn lock(&self) -> MutexGuard<'_, Said> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The `C` field of an ErrorResponse: fields are a type byte and a text that ends in NUL.
+fn sqlstate(body: &[u8]) -> Option<SqlState> {
+    body.split(|byte| *byte == 0).find_map(|field| SqlState::new(field.strip_prefix(b"C")?))
+}
+
+/// The frame that is being read.
+#[derive(Default)]
+struct Frame {
+    head: Vec<u8>,
+    body: Vec<u8>,
+    /// Bytes of the body that are still to come.
+    left: usize,
+}
+
+impl Frame {
+    const HEAD: usize = 5;
+    /// Severity and SQLSTATE stand at the beginning of an error; more is never needed.
+    const KEPT: usize = 256;
+
+    fn follow(&mut self, mut bytes: &[u8], wire: &Wire) {
+        while !bytes.is_empty() {
+            if self.head.len() < Self::HEAD {
+                let (head, rest) = bytes.split_at(bytes.len().min(Self::HEAD - self.head.len()));
+                self.head.extend_from_slice(head);
+                bytes = rest;
+                let &[_, a, b, c, d] = self.head.as_slice() else { return };
+                // The length counts itself, not the type.
+                self.left = (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4);
+            }
+            let (body, rest) = bytes.split_at(bytes.len().min(self.left));
+            if matches!(self.head[0], b'E' | b'C' | b'Z') {
+                self.body.extend_from_slice(&body[..body.len().min(Self::KEPT - self.body.len())]);
+            }
+            self.left -= body.len();
+            bytes = rest;
+            if self.left == 0 {
+                wire.hear(self.head[0], &self.body);
+                self.head.clear();
+                self.body.clear();
+            }
+        }
+    }
+}
+
+impl Tap {
+    pub(super) fn new(socket: impl Socket + 'static) -> (Self, Arc<Wire>) {
+        let wire = Arc::<Wire>::default();
+        (Self { socket: Box::new(socket), frame: Frame::default(), wire: Arc::clone(&wire) }, wire)
+    }
+}
+
+impl AsyncRead for Tap {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let tap = self.get_mut();
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut tap.socket).poll_read(cx, buf))?;
+        tap.frame.follow(&buf.filled()[before..], &tap.wire);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Tap {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(body.len() + 4).expect("short");
+        [&[kind][..], &length.to_be_bytes(), body].concat()
+    }
+
+    #[test]
+    fn frames_cut_at_every_byte_tell_the_same() {
+        let said = [
+            frame(b'E', b"SERROR\0VERROR\0C22P02\0Minvalid input C99999\0\0"),
+            frame(b'D', &vec![b'E'; 3_000]),
+            frame(b'E', &[b"SFATAL\0C57P01\0M".to_vec(), vec![b'x'; 9_000]].concat()),
+            frame(b'n', b""),
+            frame(b'C', b"ROLLBACK\0"),
+            frame(b'Z', b"I"),
+        ]
+        .concat();
+        for cut in 0..said.len() {
+            let (mut follower, wire) = (Frame::default(), Wire::default());
+            follower.follow(&said[..cut], &wire);
+            follower.follow(&said[cut..], &wire);
+            assert_eq!(wire.last_error(), SqlState::new(b"57P01"), "{cut}");
+            assert!(wire.rolled_back() && wire.is_idle(), "{cut}");
+        }
+        let (mut follower, wire) = (Frame::default(), Wire::default());
+        said.iter().for_each(|byte| follower.follow(&[*byte], &wire));
+        assert_eq!(wire.last_error(), SqlState::new(b"57P01"));
+        follower.follow(&[frame(b'C', b"COMMIT\0"), frame(b'Z', b"T")].concat(), &wire);
+        assert!(!wire.rolled_back() && !wire.is_idle());
+    }
+}
