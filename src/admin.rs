@@ -1,1 +1,234 @@
-//! (in the making)
+//! The admin port: probes, metrics and status over HTTP.
+//!
+//! In: GET requests. Out: what [`Readiness`], [`Status`] and the metrics say at that moment. It owns one socket and one thread, so that
+//! a scrape never waits for a batch. If it dies here, nothing else does.
+//!
+//! Invariant: nothing can be changed through it, and no secret or payload can be read.
+
+use std::io;
+use std::net::SocketAddr;
+
+use actix_web::dev::{Server, ServerHandle};
+use actix_web::http::header::ContentType;
+use actix_web::{App, HttpResponse, HttpServer, web};
+use serde_json::{Value, json};
+
+use crate::metrics;
+use crate::status::{PartitionStatus, Readiness, Status};
+
+/// What the port shows.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// The consumed topic.
+    pub topic: String,
+    /// The consumer group.
+    pub group: String,
+    /// Whether work can be expected of this process.
+    pub readiness: Readiness,
+    /// The owned partitions.
+    pub status: Status,
+}
+
+/// The port cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("the admin port {address} cannot be opened ({source}): is it in use? `admin.listen` chooses another")]
+pub struct AdminError {
+    /// The configured address.
+    address: SocketAddr,
+    source: io::Error,
+}
+
+/// An open port; it serves while [`Port::server`] is awaited.
+#[expect(missing_debug_implementations, reason = "actix-web's server shows nothing")]
+pub struct Port {
+    /// The address it listens on; port 0 was replaced by a free one.
+    pub address: SocketAddr,
+    /// Stops it from elsewhere.
+    pub handle: ServerHandle,
+    /// Serves when awaited or spawned.
+    pub server: Server,
+}
+
+impl Admin {
+    /// Opens the port. To be called inside a Tokio or actix runtime.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn open(self, listen: SocketAddr) -> Result<Port, AdminError> {
+        let bound = HttpServer::new(move || {
+            App::new()
+                .app_data(web::Data::new(self.clone()))
+                .route("/live", web::get().to(live))
+                .route("/ready", web::get().to(ready))
+                .route("/metrics", web::get().to(metrics))
+                .route("/status", web::get().to(status))
+        })
+        .workers(1)
+        .disable_signals()
+        .shutdown_timeout(1)
+        .bind(listen);
+        let http = bound.map_err(|source| AdminError { address: listen, source })?;
+        let address = http.addrs().first().copied().unwrap_or(listen);
+        let server = http.run();
+        Ok(Port { address, handle: server.handle(), server })
+    }
+
+    fn json(&self) -> Value {
+        let snapshot = self.status.snapshot();
+        let red = self.readiness.red();
+        let held = |(reason, state, count): &(crate::handler::HeldReason, crate::store::held_events::HeldState, i64)| json!({ "reason": reason.as_str(), "state": state.as_str(), "count": count });
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "topic": self.topic,
+            "group": self.group,
+            "ready": red.is_empty(),
+            "not_ready": red.into_iter().map(|(latch, reason)| (latch.to_owned(), Value::from(reason))).collect::<serde_json::Map<_, _>>(),
+            "partitions": snapshot.partitions.iter().map(|(number, partition)| partition_json(*number, partition)).collect::<Vec<_>>(),
+            "held": snapshot.held.iter().map(held).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn partition_json(number: i32, partition: &PartitionStatus) -> Value {
+    json!({
+        "partition": number,
+        "epoch": partition.epoch.0,
+        "lag": partition.lag(),
+        "window_records": partition.window_records,
+        "window_bytes": partition.window_bytes,
+        "in_flight": partition.in_flight,
+        "frontier": partition.frontier.map(|next| next.0),
+        "committed": partition.committed.map(|next| next.0),
+        "end": partition.end.map(|next| next.0),
+        "paused": partition.paused,
+        "stopped": partition.stopped,
+    })
+}
+
+/// The process answers; whether it can work is `/ready`'s business, and a restart would not bring the database back.
+async fn live() -> HttpResponse {
+    HttpResponse::Ok().content_type(ContentType::plaintext()).body("live\n")
+}
+
+async fn ready(admin: web::Data<Admin>) -> HttpResponse {
+    let red = admin.readiness.red();
+    if red.is_empty() {
+        return HttpResponse::Ok().content_type(ContentType::plaintext()).body("ready\n");
+    }
+    let lines: String = red.iter().map(|(latch, reason)| format!("{latch}: {reason}\n")).collect();
+    HttpResponse::ServiceUnavailable().content_type(ContentType::plaintext()).body(lines)
+}
+
+async fn metrics(admin: web::Data<Admin>) -> HttpResponse {
+    HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(metrics::render(&admin.status))
+}
+
+async fn status(admin: web::Data<Admin>) -> HttpResponse {
+    let mut text = format!("{:#}", admin.json());
+    text.push('\n');
+    HttpResponse::Ok().content_type(ContentType::json()).body(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::record::{Epoch, NextOffset};
+
+    fn admin() -> Admin {
+        Admin {
+            topic: "orders.confirmed".to_owned(),
+            group: "billing".to_owned(),
+            readiness: Readiness::new(),
+            status: Status::default(),
+        }
+    }
+
+    fn opened(admin: &Admin) -> SocketAddr {
+        let port = admin.clone().open(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+        actix_rt::spawn(port.server);
+        port.address
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(address).await.expect("it listens");
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("answered");
+        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status line");
+        (status, answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+    }
+
+    // CASES A17, H07
+    #[test]
+    fn readiness_names_the_red_latch_and_liveness_does_not_care() {
+        actix_rt::System::new().block_on(async {
+            let admin = admin();
+            let address = opened(&admin);
+            assert_eq!(get(address, "/live").await, (200, "live\n".to_owned()));
+            let (status, body) = get(address, "/ready").await;
+            assert_eq!((status, body.as_str()), (503, "assignment: not yet\ndatabase: not yet\nschema: not yet\n"));
+
+            for latch in [Readiness::DATABASE, Readiness::SCHEMA, Readiness::ASSIGNMENT] {
+                admin.readiness.set(latch);
+            }
+            assert_eq!(get(address, "/ready").await, (200, "ready\n".to_owned()));
+
+            admin.readiness.clear("partition 3", "the topic was made anew");
+            assert_eq!(get(address, "/ready").await, (503, "partition 3: the topic was made anew\n".to_owned()));
+            assert_eq!(get(address, "/live").await.0, 200);
+        });
+    }
+
+    #[test]
+    fn status_tells_each_owned_partition_and_why_it_stands_still() {
+        actix_rt::System::new().block_on(async {
+            let admin = admin();
+            admin.status.partition_owned(2, Epoch(5));
+            admin.status.change(2, Epoch(5), |partition| {
+                partition.frontier = Some(NextOffset(40));
+                partition.end = Some(NextOffset(44));
+                partition.in_flight = 3;
+                partition.stopped = Some("schema: column gone".to_owned());
+            });
+            let address = opened(&admin);
+            let (code, body) = get(address, "/status").await;
+            let told: Value = serde_json::from_str(&body).expect("JSON");
+            assert_eq!(code, 200);
+            assert_eq!(
+                (&told["topic"], &told["group"], &told["ready"]),
+                (&json!("orders.confirmed"), &json!("billing"), &json!(false))
+            );
+            let partition = &told["partitions"][0];
+            assert_eq!(partition["partition"], 2);
+            assert_eq!(partition["epoch"], 5);
+            assert_eq!(partition["lag"], 4);
+            assert_eq!(partition["in_flight"], 3);
+            assert_eq!(partition["committed"], Value::Null);
+            assert_eq!(partition["stopped"], "schema: column gone");
+        });
+    }
+
+    #[test]
+    fn metrics_are_served_and_nothing_else_is() {
+        actix_rt::System::new().block_on(async {
+            let address = opened(&admin());
+            let (code, body) = get(address, "/metrics").await;
+            assert_eq!(code, 200);
+            assert!(body.contains("# TYPE onceward_events_total counter"), "{body}");
+            assert_eq!(get(address, "/").await.0, 404);
+        });
+    }
+
+    #[test]
+    fn a_port_in_use_is_a_clear_error() {
+        actix_rt::System::new().block_on(async {
+            let taken = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| Ok((socket.local_addr()?, socket)));
+            let (address, _socket) = taken.expect("a free port");
+            let error = admin().open(address).err().expect("it is taken").to_string();
+            assert!(error.contains(&address.to_string()) && error.contains("admin.listen"), "{error}");
+        });
+    }
+}

@@ -1,1 +1,211 @@
-//! (in the making)
+//! The configuration: a TOML file, then the environment over it.
+//!
+//! In: a file's text and `ONCEWARD_<SECTION>_<KEY>` variables. Out: a [`Config`] that has passed every check, or all faults at once.
+//! It owns nothing and does nothing; secrets leave it through [`Secret::expose`] alone.
+//!
+//! Invariant: no key is read that is not declared below, none that is given is ignored, and a [`Config`] from [`Config::load`] keeps
+//! the order of time limits on which the engine's safety rests (`check.rs`).
+
+mod check;
+mod kafka;
+mod load;
+mod render;
+mod secret;
+mod setting;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use url::Url;
+
+pub use self::check::Need;
+pub use self::kafka::KafkaOptions;
+pub use self::load::{ConfigError, Fault};
+pub use self::render::{example, markdown};
+pub use self::secret::Secret;
+use self::setting::{choice, settings};
+use crate::store::{self, TimeLimits};
+
+settings! {
+    /// The topic and the consumer group.
+    kafka: KafkaConfig {
+        /// Bootstrap servers, `host:port` separated by commas. Required.
+        brokers: String = String::new(),
+        /// The topic to consume.
+        topic: String = "orders.confirmed".to_owned(),
+        /// The consumer group; claims are kept per group.
+        group: String = "billing-order-confirmed".to_owned(),
+        /// Where a group without any position begins.
+        start: Start = Start::Earliest,
+        /// How partitions are shared among the members of the group.
+        assignor: Assignor = Assignor::CooperativeSticky,
+        /// A member that is silent for longer loses its partitions.
+        session_timeout: Duration = Duration::from_secs(20),
+        /// A member that does not poll for longer leaves the group.
+        max_poll_interval: Duration = Duration::from_secs(300),
+        /// How often settled offsets are committed.
+        commit_interval: Duration = Duration::from_millis(200),
+        /// Further librdkafka options of the consumer, by their own names; those that carry the guarantee are refused.
+        options: KafkaOptions = KafkaOptions::default(),
+    }
+
+    /// How much is worked on at once.
+    pipeline: PipelineConfig {
+        /// Partitions that are inside a database transaction at once; also the size of each connection pool.
+        partition_concurrency: usize = 3,
+        /// The most events in one transaction.
+        batch_max: usize = 512,
+        /// The most memory that waiting records may hold, in bytes; beyond it, polling stops.
+        buffer_bytes: usize = 16 << 20,
+        /// How long a revoke or a stop waits for running batches.
+        drain: Duration = Duration::from_secs(15),
+    }
+
+    /// PostgreSQL.
+    database: DatabaseConfig {
+        /// `postgres://user:password@host:5432/database`. Required; `database.url_file` names a file that holds it.
+        url: Secret = Secret::default(),
+        /// For one TCP connect.
+        connect_timeout: Duration = Duration::from_secs(2),
+        /// How long to wait for a free connection of a pool.
+        pool_wait: Duration = Duration::from_secs(5),
+        /// `lock_timeout` of a batch's transaction.
+        lock_timeout: Duration = Duration::from_secs(3),
+        /// `statement_timeout` of a batch's transaction.
+        statement_timeout: Duration = Duration::from_secs(5),
+        /// `idle_in_transaction_session_timeout`: how long a frozen owner keeps its partition locked.
+        idle_in_transaction_timeout: Duration = Duration::from_secs(12),
+        /// A transaction that takes longer has its connection closed.
+        transaction_budget: Duration = Duration::from_secs(20),
+    }
+
+    /// The payment provider.
+    provider: ProviderConfig {
+        /// `none` writes the rows and calls nobody: for measuring only.
+        kind: ProviderKind = ProviderKind::Http,
+        /// The base URL; charges are posted to `<url>/v1/charges`. Required, but for kind `none`.
+        url: Option<Url> = None,
+        /// Sent as a bearer token; `provider.token_file` names a file that holds it.
+        token: Option<Secret> = None,
+        /// The total time of one call, body included.
+        call_timeout: Duration = Duration::from_secs(5),
+        /// All calls of one transaction end within this, counted from its claim.
+        effect_deadline: Duration = Duration::from_secs(10),
+        /// Calls in flight at once, over all partitions.
+        max_in_flight: usize = 256,
+        /// How an amount is written: `10.00` or `1000`.
+        amount: AmountForm = AmountForm::Decimal,
+        /// How long the provider remembers an idempotency key.
+        key_life: Duration = Duration::from_secs(24 * 3_600),
+        /// No call is made for an event within this time of its key's end.
+        key_life_margin: Duration = Duration::from_secs(3_600),
+        /// The longest `Retry-After` that is honoured.
+        retry_after_cap: Duration = Duration::from_secs(300),
+        /// The provider repeats a stored answer, so that a refusal after an unknown answer is definite.
+        replays_stored_answers: bool = false,
+    }
+
+    /// Events that failed and are tried again.
+    retry: RetryConfig {
+        /// Attempts, the first included; then the event waits for an operator.
+        max_attempts: u32 = 20,
+        /// The time since the first attempt, after which the event waits for an operator.
+        max_age: Duration = Duration::from_secs(6 * 3_600),
+        /// The wait before the first retry; it doubles each time.
+        backoff_min: Duration = Duration::from_secs(1),
+        /// The longest wait between two attempts.
+        backoff_max: Duration = Duration::from_secs(600),
+    }
+
+    /// How long ids are remembered.
+    retention: RetentionConfig {
+        /// The life of a claim; 30 days where old events are replayed.
+        retention: Duration = Duration::from_secs(7 * 86_400),
+        /// Day partitions that are made ahead.
+        days_ahead: u32 = 7,
+        /// An id whose time lies further in the future is held.
+        future_skew: Duration = Duration::from_secs(3_600),
+    }
+
+    /// The port for probes, metrics and status.
+    admin: AdminConfig {
+        /// Where it listens.
+        listen: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464),
+    }
+
+    /// What is written to standard error.
+    log: LogConfig {
+        /// For people or for machines.
+        format: LogFormat = LogFormat::Human,
+        /// A level, or directives such as `info,onceward::pipeline=debug`.
+        level: String = "info".to_owned(),
+    }
+}
+
+choice! {
+    /// Where a group without any position begins.
+    Start {
+        /// With the oldest record.
+        Earliest = "earliest",
+        /// With the next record.
+        Latest = "latest",
+    }
+}
+
+choice! {
+    /// How partitions are shared among the members of the group.
+    Assignor {
+        /// Only the partitions that move stop.
+        CooperativeSticky = "cooperative-sticky",
+        /// All partitions stop, for a shorter time.
+        Range = "range",
+    }
+}
+
+choice! {
+    /// Who is asked for money.
+    ProviderKind {
+        /// A provider over HTTP.
+        Http = "http",
+        /// Nobody.
+        None = "none",
+    }
+}
+
+choice! {
+    /// How an amount is written.
+    AmountForm {
+        /// With exactly the currency's decimals: `10.00`, `500` for JPY.
+        Decimal = "decimal",
+        /// In the currency's smallest unit: `1000`.
+        MinorUnits = "minor_units",
+    }
+}
+
+choice! {
+    /// How log lines look.
+    LogFormat {
+        /// For people.
+        Human = "human",
+        /// One JSON object each.
+        Json = "json",
+    }
+}
+
+impl DatabaseConfig {
+    /// What the store must be told.
+    #[must_use]
+    pub fn settings(&self) -> store::Settings {
+        store::Settings {
+            url: self.url.expose().to_owned(),
+            connect_timeout: self.connect_timeout,
+            pool_wait: self.pool_wait,
+            limits: TimeLimits {
+                lock: self.lock_timeout,
+                statement: self.statement_timeout,
+                idle_in_transaction: self.idle_in_transaction_timeout,
+                budget: self.transaction_budget,
+            },
+        }
+    }
+}

@@ -24,6 +24,10 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod metrics;
+pub mod status;
 
 #[cfg(feature = "lab")]
 pub mod lab;
+
+#[cfg(test)]
+mod tests_support;

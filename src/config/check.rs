@@ -1,0 +1,203 @@
+//! What the values must be to each other.
+//!
+//! The safety of the engine rests on an order of time limits: a call ends before its transaction must, a transaction before the
+//! member can lose its partition, a drain lasts long enough for one batch. Here that order is refused or kept.
+//!
+//! Invariant: a configuration without a fault here keeps the chain call < effect deadline < idle in transaction, and
+//! statement + idle in transaction < session < poll interval.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use tokio_postgres::config::SslMode;
+use tracing_subscriber::EnvFilter;
+
+use super::load::Fault;
+use super::{Config, ProviderKind};
+
+/// What a command requires to be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// `kafka.brokers`.
+    Kafka,
+    /// `database.url`.
+    Database,
+    /// `provider.url`, but for kind `none`.
+    Provider,
+}
+
+/// How long a batch may need, beyond its lock and its longest call, to settle and commit.
+pub const SETTLE: Duration = Duration::from_secs(2);
+
+/// All faults of the whole; a key that is faulty by itself is not reported as missing too.
+pub fn faults(config: &Config, needs: &[Need], known: &[Fault]) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    required(config, needs, &mut faults);
+    faults.retain(|fault| !known.iter().any(|known| known.key.trim_end_matches("_file") == fault.key));
+    texts(config, &mut faults);
+    numbers(config, &mut faults);
+    durations(config, &mut faults);
+    faults
+}
+
+fn required(config: &Config, needs: &[Need], faults: &mut Vec<Fault>) {
+    let missing = |need: &Need| match need {
+        Need::Kafka => config.kafka.brokers.is_empty().then_some(("kafka.brokers", "such as \"kafka-1:9092,kafka-2:9092\"")),
+        Need::Database => config.database.url.is_empty().then_some((
+            "database.url",
+            "a PostgreSQL URL, best as ONCEWARD_DATABASE_URL or in the file that database.url_file names",
+        )),
+        Need::Provider => (config.provider.kind == ProviderKind::Http && config.provider.url.is_none())
+            .then_some(("provider.url", "the provider's base URL (or, for measuring only, provider.kind = \"none\")")),
+    };
+    for (key, valid) in needs.iter().filter_map(missing) {
+        push(faults, key, format!("is required: {valid}"));
+    }
+}
+
+fn texts(config: &Config, faults: &mut Vec<Fault>) {
+    let kafka = &config.kafka;
+    if !kafka.brokers.is_empty() && kafka.brokers.split(',').any(|broker| broker.trim().is_empty() || broker.trim().contains(' ')) {
+        push(faults, "kafka.brokers", "must be host:port, separated by commas".to_owned());
+    }
+    let legal = |char: char| char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-');
+    // A name that begins with ^ would subscribe to a pattern.
+    if kafka.topic.len() > 249 || !kafka.topic.chars().all(legal) || matches!(kafka.topic.as_str(), "." | "..") {
+        push(faults, "kafka.topic", "must be one topic's name: up to 249 of a-z A-Z 0-9 . _ -".to_owned());
+    }
+    if kafka.group.len() > 255 || kafka.group.chars().any(char::is_control) {
+        push(faults, "kafka.group", "must have 255 bytes at most and no control characters".to_owned());
+    }
+    if EnvFilter::try_new(&config.log.level).is_err() {
+        push(faults, "log.level", "must be error, warn, info, debug, trace, or directives such as info,onceward=debug".to_owned());
+    }
+    if let Some(problem) = database_url(config.database.url.expose()) {
+        push(faults, "database.url", problem.to_owned());
+    }
+}
+
+/// Never quotes the URL: what does not parse may be a piece of a password.
+fn database_url(url: &str) -> Option<&'static str> {
+    const NO_TLS: &str =
+        "asks for TLS, which is not supported for now; use sslmode=disable or prefer, and never over a network you do not trust";
+    if url.is_empty() {
+        return None;
+    }
+    match url.parse::<tokio_postgres::Config>() {
+        _ if ["sslmode=require", "sslmode=verify"].iter().any(|mode| url.contains(mode)) => Some(NO_TLS),
+        Ok(parsed) if !matches!(parsed.get_ssl_mode(), SslMode::Disable | SslMode::Prefer) => Some(NO_TLS),
+        Ok(parsed) if parsed.get_hosts().is_empty() => Some("names no host"),
+        Ok(parsed) if parsed.get_dbname().is_none() => Some("names no database"),
+        Ok(_) => None,
+        Err(_) => Some("must be postgres://user:password@host:5432/database, special characters in the password percent-encoded"),
+    }
+}
+
+fn numbers(config: &Config, faults: &mut Vec<Fault>) {
+    let pipeline = &config.pipeline;
+    let mut bound = |key: &str, value: usize, range: RangeInclusive<usize>| {
+        if !range.contains(&value) {
+            push(faults, key, format!("is {value} and must be from {} to {}", range.start(), range.end()));
+        }
+    };
+    bound("pipeline.partition_concurrency", pipeline.partition_concurrency, 1..=256);
+    bound("pipeline.batch_max", pipeline.batch_max, 1..=10_000);
+    bound("pipeline.buffer_bytes", pipeline.buffer_bytes, 1 << 20..=64 << 30);
+    bound("provider.max_in_flight", config.provider.max_in_flight, 1..=10_000);
+    bound("retry.max_attempts", config.retry.max_attempts as usize, 1..=10_000);
+    bound("retention.days_ahead", config.retention.days_ahead as usize, 1..=366);
+    let least = pipeline.batch_max.saturating_mul(BATCH_RECORD_BYTES);
+    if pipeline.buffer_bytes < least && pipeline.batch_max <= 10_000 {
+        push(
+            faults,
+            "pipeline.buffer_bytes",
+            format!("must be at least {least}: {BATCH_RECORD_BYTES} for each event of pipeline.batch_max"),
+        );
+    }
+}
+
+/// A buffer that cannot hold one batch of small records would never fill one.
+const BATCH_RECORD_BYTES: usize = 512;
+
+fn durations(config: &Config, faults: &mut Vec<Fault>) {
+    let (kafka, database, provider, retry) = (&config.kafka, &config.database, &config.provider, &config.retry);
+    let call = ("provider.call_timeout_ms", provider.call_timeout);
+    let effect = ("provider.effect_deadline_ms", provider.effect_deadline);
+    let key_life = ("provider.key_life_ms", provider.key_life);
+    let margin = ("provider.key_life_margin_ms", provider.key_life_margin);
+    let idle = ("database.idle_in_transaction_timeout_ms", database.idle_in_transaction_timeout);
+    let lock = ("database.lock_timeout_ms", database.lock_timeout);
+    let statement = ("database.statement_timeout_ms", database.statement_timeout);
+    let budget = ("database.transaction_budget_ms", database.transaction_budget);
+    let connect = ("database.connect_timeout_ms", database.connect_timeout);
+    let session = ("kafka.session_timeout_ms", kafka.session_timeout);
+    let poll = ("kafka.max_poll_interval_ms", kafka.max_poll_interval);
+    let commit = ("kafka.commit_interval_ms", kafka.commit_interval);
+    let drain = ("pipeline.drain_ms", config.pipeline.drain);
+    let max_age = ("retry.max_age_ms", retry.max_age);
+    let longest = ("retry.backoff_max_ms", retry.backoff_max);
+    let retention = ("retention.retention_ms", config.retention.retention);
+    let settle = ("the time to settle", SETTLE);
+
+    let chain: &[(&[Limit], Limit, &str)] = &[
+        (&[call], effect, "a call must be able to end before its transaction's deadline"),
+        (&[effect], idle, "the database must not end a transaction that waits for its calls"),
+        (&[effect, statement], budget, "a healthy transaction must not be aborted"),
+        (&[lock], statement, "a statement's limit includes its wait for locks"),
+        (&[lock, call, settle], drain, "a drain must be long enough for the batch that runs"),
+        (&[statement, idle], session, "a frozen owner must have lost its locks when its partitions move"),
+        (&[connect], session, "a connect must not outlast a session"),
+        (&[session], poll, "a member that polls must be seen to live"),
+        (&[drain], poll, "a member that drains must be seen to poll"),
+        (&[commit], session, "positions must be committed more often than partitions move"),
+        (&[effect], margin, "a call must end before the provider has forgotten its key"),
+        (&[max_age, margin], key_life, "a retry must come before the provider has forgotten its key"),
+        (&[longest], max_age, "a wait longer than the whole time for retries is none"),
+        (&[max_age], retention, "a claim must outlive its retries"),
+    ];
+    for (parts, whole, why) in chain {
+        let sum: Duration = parts.iter().map(|(_, limit)| *limit).sum();
+        if sum >= whole.1 {
+            let parts = parts.iter().map(|(key, limit)| format!("{key} ({})", limit.as_millis())).collect::<Vec<_>>().join(" + ");
+            push(faults, whole.0, format!("is {} and must be greater than {parts}: {why}", whole.1.as_millis()));
+        }
+    }
+    others(config, faults);
+}
+
+type Limit = (&'static str, Duration);
+
+fn others(config: &Config, faults: &mut Vec<Fault>) {
+    let (kafka, retry) = (&config.kafka, &config.retry);
+    if retry.backoff_min > retry.backoff_max {
+        push(faults, "retry.backoff_min_ms", "must not be greater than retry.backoff_max_ms".to_owned());
+    }
+    if config.retention.retention < DAY {
+        push(faults, "retention.retention_ms", format!("must be a day ({}) at least", DAY.as_millis()));
+    }
+    let heartbeat = kafka.options.get("heartbeat.interval.ms").and_then(|ms| ms.parse::<u64>().ok()).unwrap_or(500);
+    if Duration::from_millis(heartbeat) * 3 > kafka.session_timeout {
+        let third = (kafka.session_timeout / 3).as_millis();
+        push(
+            faults,
+            "kafka.options.heartbeat.interval.ms",
+            format!("is {heartbeat} and must not be greater than a third of kafka.session_timeout_ms: {third}"),
+        );
+    }
+    let server = [
+        ("database.lock_timeout_ms", config.database.lock_timeout),
+        ("database.statement_timeout_ms", config.database.statement_timeout),
+        ("database.idle_in_transaction_timeout_ms", config.database.idle_in_transaction_timeout),
+        ("kafka.session_timeout_ms", kafka.session_timeout),
+        ("kafka.max_poll_interval_ms", kafka.max_poll_interval),
+    ];
+    for (key, _) in server.into_iter().filter(|(_, limit)| *limit > DAY) {
+        push(faults, key, format!("must be a day ({}) at most", DAY.as_millis()));
+    }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn push(faults: &mut Vec<Fault>, key: &str, problem: String) {
+    faults.push(Fault { key: key.to_owned(), origin: None, problem });
+}

@@ -1,0 +1,298 @@
+//! librdkafka's own options: what may pass, and the client's configuration made from them.
+//!
+//! Invariant: no option that carries the guarantee can be set from outside, under none of its names; ours are put in last and
+//! asserted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+
+use super::secret::REDACTED;
+use super::{Assignor, KafkaConfig};
+
+/// Options of librdkafka by their own names; the refused ones cannot be put in.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct KafkaOptions(BTreeMap<String, String>);
+
+impl KafkaOptions {
+    /// Adds one option.
+    ///
+    /// # Errors
+    /// The reason, when it carries the guarantee or librdkafka does not take it.
+    pub fn insert(&mut self, key: &str, value: &str) -> Result<(), String> {
+        if let Some(reason) = refusal(key, value) {
+            return Err(format!("is refused: {reason}"));
+        }
+        match ClientConfig::new().set(key, value).create_native_config() {
+            Ok(_) => {
+                self.0.insert(key.to_owned(), value.to_owned());
+                Ok(())
+            }
+            Err(KafkaError::ClientConfig(_, reason, _, _)) => {
+                Err(format!("librdkafka refuses it: {}", without(&reason, key, value)))
+            }
+            Err(other) => Err(format!("librdkafka refuses it: {}", without(&other.to_string(), key, value))),
+        }
+    }
+
+    /// The value of an option that was given.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    /// The options, passwords redacted.
+    pub(super) fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), if is_secret(key) { REDACTED } else { value.as_str() }))
+    }
+
+    fn given(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.0.contains_key(*name))
+    }
+}
+
+impl fmt::Debug for KafkaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.shown()).finish()
+    }
+}
+
+impl KafkaConfig {
+    /// The consumer's configuration: the given options first, what carries the guarantee last.
+    ///
+    /// # Panics
+    /// If an option that carries the guarantee has not the value it must have.
+    #[must_use]
+    pub fn kafka_client_config(&self) -> ClientConfig {
+        let mut client = ClientConfig::new();
+        for (key, value) in &self.options.0 {
+            client.set(key, value);
+        }
+        for (names, value) in TUNED {
+            if !self.options.given(names) {
+                client.set(names[0], *value);
+            }
+        }
+        let ours = self.guarantee();
+        for (key, value) in &ours {
+            client.set(*key, value);
+        }
+        // The map behind the client has no order, so that a second name of one of these keys could win by chance.
+        for (key, value) in client.config_map() {
+            let is_ours = ours.iter().any(|(name, wanted)| *name == key && wanted == value);
+            assert!(is_ours || refusal(key, value).is_none(), "{key} carries the guarantee and must not be set");
+        }
+        client
+    }
+
+    /// A producer's configuration: the same brokers and connection options, idempotent, acknowledged by all replicas.
+    #[must_use]
+    pub fn kafka_producer_config(&self) -> ClientConfig {
+        let mut client = ClientConfig::new();
+        for (key, value) in self.options.0.iter().filter(|(key, _)| CONNECTION.iter().any(|prefix| key.starts_with(prefix))) {
+            client.set(key, value);
+        }
+        client.set("client.id", "onceward").set("bootstrap.servers", &self.brokers);
+        client.set("enable.idempotence", "true").set("acks", "all");
+        client
+    }
+
+    fn guarantee(&self) -> [(&'static str, String); 12] {
+        let assignor = match self.assignor {
+            Assignor::CooperativeSticky => "cooperative-sticky",
+            Assignor::Range => "range",
+        };
+        [
+            ("bootstrap.servers", self.brokers.clone()),
+            ("group.id", self.group.clone()),
+            ("group.protocol", "classic".to_owned()),
+            ("partition.assignment.strategy", assignor.to_owned()),
+            ("session.timeout.ms", self.session_timeout.as_millis().to_string()),
+            ("max.poll.interval.ms", self.max_poll_interval.as_millis().to_string()),
+            ("enable.auto.commit", "false".to_owned()),
+            ("enable.auto.offset.store", "false".to_owned()),
+            ("auto.offset.reset", "error".to_owned()),
+            ("isolation.level", "read_committed".to_owned()),
+            ("enable.partition.eof", "false".to_owned()),
+            ("allow.auto.create.topics", "false".to_owned()),
+        ]
+    }
+}
+
+/// Our defaults where nothing is given: each option with its second name.
+/// The memory of a stalled consumer is a third of librdkafka's own defaults; the back-off makes it fetch again at once.
+const TUNED: &[(&[&str], &str)] = &[
+    (&["client.id"], "onceward"),
+    (&["queued.max.messages.kbytes"], "8192"),
+    (&["queued.min.messages"], "10000"),
+    (&["fetch.message.max.bytes", "max.partition.fetch.bytes"], "262144"),
+    (&["fetch.max.bytes"], "4194304"),
+    (&["fetch.queue.backoff.ms"], "10"),
+    (&["fetch.wait.max.ms"], "100"),
+    (&["heartbeat.interval.ms"], "500"),
+];
+
+/// What a producer shares with the consumer.
+const CONNECTION: &[&str] =
+    &["broker.", "client.dns.", "enable.ssl.", "https.", "reconnect.", "sasl.", "security.", "socket.", "ssl.", "debug", "log"];
+
+/// Every option that carries the guarantee, with the reason.
+const REFUSED: &[(&[&str], &str)] = &[
+    (
+        &["enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms"],
+        "a position is committed only after its transaction (R-KFK-CONS-X1)",
+    ),
+    (
+        &["enable.auto.offset.store", "offset.store.method", "offset.store.path", "offset.store.sync.interval.ms"],
+        "only settled records move a position (R-KFK-CONS-X1)",
+    ),
+    (&["auto.offset.reset"], "a position is never guessed; `kafka.start` says where a new group begins"),
+    (&["group.id"], "claims are kept per group: use `kafka.group`"),
+    (&["bootstrap.servers", "metadata.broker.list"], "use `kafka.brokers`"),
+    (&["partition.assignment.strategy", "group.remote.assignor"], "use `kafka.assignor`"),
+    (&["session.timeout.ms"], "it is part of the order of time limits: use `kafka.session_timeout_ms`"),
+    (&["max.poll.interval.ms"], "it is part of the order of time limits: use `kafka.max_poll_interval_ms`"),
+    (&["group.protocol", "group.protocol.type"], "only the classic protocol is supported for now"),
+    (&["group.instance.id"], "static membership is not supported for now"),
+    (&["enable.partition.eof"], "the end of a partition is no error here"),
+    (&["allow.auto.create.topics"], "a misspelt topic must fail, not come into being"),
+    (&["consume.callback.max.messages"], "records are polled, not called back"),
+];
+
+/// Why an option may not be given. librdkafka takes a `topic.` in front of the options of a topic, so that is no way around.
+fn refusal(key: &str, value: &str) -> Option<&'static str> {
+    let mut name = key;
+    while let Some(rest) = name.strip_prefix("topic.").filter(|rest| !rest.starts_with("metadata.") && *rest != "blacklist") {
+        name = rest;
+    }
+    if name == "isolation.level" && value != "read_committed" {
+        return Some("records of transactions that were rolled back must not be applied");
+    }
+    REFUSED.iter().find(|(names, _)| names.contains(&name)).map(|(_, reason)| *reason)
+}
+
+fn is_secret(key: &str) -> bool {
+    const SECRET: [&str; 8] =
+        ["password", "secret", "passphrase", "key.pem", "ssl_key", "token", "sasl.oauthbearer.config", "extensions"];
+    SECRET.iter().any(|part| key.contains(part))
+}
+
+/// librdkafka quotes the value in what it says; a password must not be printed that way.
+fn without(reason: &str, key: &str, value: &str) -> String {
+    if is_secret(key) && !value.is_empty() { reason.replace(value, REDACTED) } else { reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn kafka() -> KafkaConfig {
+        KafkaConfig { brokers: "k:9092".to_owned(), ..KafkaConfig::default() }
+    }
+
+    // CASES I12
+    #[test]
+    fn options_that_carry_the_guarantee_are_refused_under_all_their_names() {
+        for (key, value) in [
+            ("enable.auto.commit", "true"),
+            ("enable.auto.commit", "false"),
+            ("auto.commit.enable", "true"),
+            ("auto.commit.interval.ms", "100"),
+            ("enable.auto.offset.store", "true"),
+            ("offset.store.method", "broker"),
+            ("offset.store.path", "/tmp"),
+            ("offset.store.sync.interval.ms", "1"),
+            ("auto.offset.reset", "latest"),
+            ("topic.auto.offset.reset", "latest"),
+            ("topic.auto.commit.enable", "true"),
+            ("topic.topic.auto.offset.reset", "latest"),
+            ("group.id", "other"),
+            ("bootstrap.servers", "elsewhere:9092"),
+            ("metadata.broker.list", "elsewhere:9092"),
+            ("partition.assignment.strategy", "roundrobin"),
+            ("session.timeout.ms", "1"),
+            ("max.poll.interval.ms", "1"),
+            ("group.protocol", "consumer"),
+            ("group.instance.id", "one"),
+            ("isolation.level", "read_uncommitted"),
+            ("enable.partition.eof", "true"),
+            ("allow.auto.create.topics", "true"),
+        ] {
+            let mut options = KafkaOptions::default();
+            let refused = options.insert(key, value).expect_err(key);
+            assert!(refused.starts_with("is refused: "), "{key}: {refused}");
+            assert_eq!(options, KafkaOptions::default());
+        }
+    }
+
+    #[test]
+    fn other_options_pass_and_our_own_stand_last() {
+        let mut kafka = kafka();
+        for (key, value) in [
+            ("fetch.wait.max.ms", "7"),
+            ("max.partition.fetch.bytes", "1024"),
+            ("isolation.level", "read_committed"),
+            ("topic.metadata.refresh.interval.ms", "1000"),
+            ("queued.min.messages", "5"),
+        ] {
+            kafka.options.insert(key, value).expect(key);
+        }
+        let client = kafka.kafka_client_config();
+        client.create_native_config().expect("librdkafka takes all of it");
+        assert_eq!(client.get("fetch.wait.max.ms"), Some("7"));
+        assert_eq!(client.get("queued.min.messages"), Some("5"));
+        assert_eq!(client.get("fetch.message.max.bytes"), None, "the second name was given");
+        for (key, value) in [
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+            ("auto.offset.reset", "error"),
+            ("group.id", "billing-order-confirmed"),
+            ("partition.assignment.strategy", "cooperative-sticky"),
+            ("session.timeout.ms", "20000"),
+            ("queued.max.messages.kbytes", "8192"),
+        ] {
+            assert_eq!(client.get(key), Some(value), "{key}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "auto.commit.enable carries the guarantee")]
+    fn a_refused_option_that_got_in_all_the_same_stops_the_start() {
+        let mut kafka = kafka();
+        kafka.options.0.insert("auto.commit.enable".to_owned(), "true".to_owned());
+        let _ = kafka.kafka_client_config();
+    }
+
+    #[test]
+    fn an_option_or_value_that_librdkafka_does_not_know_is_refused_at_once() {
+        let mut options = KafkaOptions::default();
+        assert!(options.insert("fetch.wait.max", "7").expect_err("unknown").contains("No such configuration property"));
+        assert!(options.insert("fetch.wait.max.ms", "soon").expect_err("no number").contains("fetch.wait.max.ms"));
+    }
+
+    #[test]
+    fn passwords_among_the_options_are_never_shown() {
+        let mut options = KafkaOptions::default();
+        options.0.insert("sasl.password".to_owned(), "hunter2".to_owned());
+        options.0.insert("sasl.username".to_owned(), "bill".to_owned());
+        assert_eq!(format!("{options:?}"), r#"{"sasl.password": "[redacted]", "sasl.username": "bill"}"#);
+        let refused = options.insert("ssl.key.password", "hunter2");
+        assert!(!format!("{refused:?}").contains("hunter2"), "{refused:?}");
+    }
+
+    #[test]
+    fn a_producer_shares_the_connection_and_nothing_of_the_consumer() {
+        let mut kafka = kafka();
+        kafka.session_timeout = Duration::from_secs(6);
+        kafka.options.insert("socket.keepalive.enable", "true").expect("passes");
+        kafka.options.insert("fetch.wait.max.ms", "7").expect("passes");
+        let client = kafka.kafka_producer_config();
+        assert_eq!(client.get("socket.keepalive.enable"), Some("true"));
+        assert_eq!(client.get("enable.idempotence"), Some("true"));
+        assert_eq!((client.get("fetch.wait.max.ms"), client.get("session.timeout.ms")), (None, None));
+    }
+}

@@ -1,0 +1,86 @@
+//! A value that must not be seen.
+//!
+//! Invariant: only [`Secret::expose`] gives the text out; `Debug` and every rendering show a redacted form.
+
+use std::fmt;
+
+use tokio_postgres::config::Host;
+
+/// A text that is never printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a text.
+    #[must_use]
+    pub const fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The text itself, for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether nothing was given.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A database URL with nothing but its user, hosts and database, read by the parser that will connect with it.
+    #[must_use]
+    pub fn redacted_url(&self) -> String {
+        let Ok(parsed) = self.0.parse::<tokio_postgres::Config>() else { return REDACTED.to_owned() };
+        let ports = parsed.get_ports();
+        let host = |(index, host): (usize, &Host)| {
+            let name = match host {
+                Host::Tcp(name) => name.clone(),
+                Host::Unix(path) => path.display().to_string(),
+            };
+            match ports.get(index).or(ports.first()) {
+                Some(port) => format!("{name}:{port}"),
+                None => name,
+            }
+        };
+        let hosts = parsed.get_hosts().iter().enumerate().map(host).collect::<Vec<_>>().join(",");
+        let user = parsed.get_user().map_or_else(String::new, |user| format!("{user}@"));
+        format!("postgres://{user}{hosts}/{}", parsed.get_dbname().unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(REDACTED)
+    }
+}
+
+/// What is shown instead.
+pub const REDACTED: &str = "[redacted]";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_never_in_debug() {
+        assert_eq!(format!("{:?}", Secret::new("hunter2".to_owned())), "[redacted]");
+        assert_eq!(format!("{:?}", Some(Secret::new("hunter2".to_owned()))), "Some([redacted])");
+    }
+
+    #[test]
+    fn a_url_keeps_user_hosts_and_database_only() {
+        for (given, shown) in [
+            ("postgres://bill:hunter2@db-1:5433/money?application_name=hunter2", "postgres://bill@db-1:5433/money"),
+            ("postgres://bill:hunter2@db-1:5433,db-2:5434/money", "postgres://bill@db-1:5433,db-2:5434/money"),
+            ("postgres://bill:hunter2@/money?host=/run/pg", "postgres://bill@/run/pg/money"),
+            ("host=db-1 user=bill password=hunter2 dbname=money", "postgres://bill@db-1/money"),
+            ("postgres://bill:hunter2@db-1", "postgres://bill@db-1:5432/"),
+            ("hunter2", "[redacted]"),
+            ("postgres://bill:hunter2@db-1/money?x=hunter2", "[redacted]"),
+        ] {
+            assert_eq!(Secret::new(given.to_owned()).redacted_url(), shown);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What this process does now: the partitions it owns and whether it is ready.
+//!
+//! In: changes from the pipeline, once per batch. Out: snapshots for `/status`, `/metrics` and `/ready`. It owns nothing that matters:
+//! if it is wrong, people are misled, and no event is.
+//!
+//! Invariant: a partition that is not owned has no entry, and a late change of it makes none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::handler::HeldReason;
+use crate::record::{Epoch, NextOffset};
+use crate::store::held_events::HeldState;
+
+/// A shared view of the partitions and the held events.
+#[derive(Clone, Debug, Default)]
+pub struct Status(Arc<Mutex<Snapshot>>);
+
+/// The whole view at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The owned partitions by number.
+    pub partitions: BTreeMap<i32, PartitionStatus>,
+    /// Held events of the whole group and topic, as last counted.
+    pub held: Vec<(HeldReason, HeldState, i64)>,
+}
+
+/// One owned partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionStatus {
+    /// Under which it is owned.
+    pub epoch: Epoch,
+    /// Records that wait in the window.
+    pub window_records: usize,
+    /// What they hold, in bytes.
+    pub window_bytes: usize,
+    /// Events of the batch that is in its transaction.
+    pub in_flight: usize,
+    /// One past the last settled record.
+    pub frontier: Option<NextOffset>,
+    /// What Kafka has taken.
+    pub committed: Option<NextOffset>,
+    /// One past the last record of the partition, as last seen.
+    pub end: Option<NextOffset>,
+    /// Why nothing is fetched now; goes away by itself.
+    pub paused: Option<String>,
+    /// Why it waits for an operator.
+    pub stopped: Option<String>,
+}
+
+impl Status {
+    /// The partition is ours from now on; whatever was known of it is forgotten.
+    pub fn partition_owned(&self, partition: i32, epoch: Epoch) {
+        self.lock().partitions.insert(partition, PartitionStatus::new(epoch));
+    }
+
+    /// The partition is no longer ours under this epoch. After a newer owner in this same process has taken it, nothing happens.
+    pub fn partition_gone(&self, partition: i32, epoch: Epoch) {
+        let mut view = self.lock();
+        if view.partitions.get(&partition).is_some_and(|known| known.epoch <= epoch) {
+            view.partitions.remove(&partition);
+        }
+    }
+
+    /// Changes what is known of an owned partition; a change by another epoch than the owning one is dropped.
+    pub fn change(&self, partition: i32, epoch: Epoch, change: impl FnOnce(&mut PartitionStatus)) {
+        if let Some(known) = self.lock().partitions.get_mut(&partition).filter(|known| known.epoch == epoch) {
+            change(known);
+        }
+    }
+
+    /// What Kafka has taken, as the committing thread learns it.
+    pub fn committed(&self, partition: i32, epoch: Epoch, next: NextOffset) {
+        self.change(partition, epoch, |known| known.committed = Some(next));
+    }
+
+    /// What waits in the window.
+    pub fn window(&self, partition: i32, epoch: Epoch, records: usize, bytes: usize) {
+        self.change(partition, epoch, |known| (known.window_records, known.window_bytes) = (records, bytes));
+    }
+
+    /// The frontier after a commit.
+    pub fn frontier(&self, partition: i32, epoch: Epoch, next: NextOffset) {
+        self.change(partition, epoch, |known| known.frontier = Some(next));
+    }
+
+    /// The end of the partition, as the poll thread learns it, whatever the epoch.
+    pub fn end(&self, partition: i32, end: NextOffset) {
+        if let Some(known) = self.lock().partitions.get_mut(&partition) {
+            known.end = Some(end);
+        }
+    }
+
+    /// Replaces the counts of held events.
+    pub fn held(&self, counts: Vec<(HeldReason, HeldState, i64)>) {
+        self.lock().held = counts;
+    }
+
+    /// The view at this moment.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.lock().clone()
+    }
+
+    /// A panic while it is locked cannot leave more than one field stale.
+    fn lock(&self) -> MutexGuard<'_, Snapshot> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartitionStatus {
+    const fn new(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            window_records: 0,
+            window_bytes: 0,
+            in_flight: 0,
+            frontier: None,
+            committed: None,
+            end: None,
+            paused: None,
+            stopped: None,
+        }
+    }
+
+    /// Records between the frontier and the end; `None` while either is unknown.
+    #[must_use]
+    pub fn lag(&self) -> Option<i64> {
+        Some((self.end?.0 - self.frontier?.0).max(0))
+    }
+}
+
+/// What must be true before work can be expected of this process: named latches, each red until it is set.
+#[derive(Clone, Debug)]
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, Option<String>>>>);
+
+impl Readiness {
+    /// PostgreSQL answers.
+    pub const DATABASE: &'static str = "database";
+    /// Every migration is applied.
+    pub const SCHEMA: &'static str = "schema";
+    /// The first assignment is over.
+    pub const ASSIGNMENT: &'static str = "assignment";
+
+    /// With the three latches of the service, all red.
+    #[must_use]
+    pub fn new() -> Self {
+        let red = |latch| (latch, Some("not yet".to_owned()));
+        Self(Arc::new(Mutex::new([Self::DATABASE, Self::SCHEMA, Self::ASSIGNMENT].map(red).into())))
+    }
+
+    /// The latch is green.
+    pub fn set(&self, latch: &'static str) {
+        self.lock().insert(latch, None);
+    }
+
+    /// The latch is red, for this reason. A latch of any name may be added this way.
+    pub fn clear(&self, latch: &'static str, reason: impl Into<String>) {
+        self.lock().insert(latch, Some(reason.into()));
+    }
+
+    /// The red latches with their reasons; none = ready.
+    #[must_use]
+    pub fn red(&self) -> Vec<(&'static str, String)> {
+        self.lock().iter().filter_map(|(latch, reason)| Some((*latch, reason.clone()?))).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Option<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_change_brings_no_partition_back() {
+        let status = Status::default();
+        status.partition_owned(3, Epoch(1));
+        status.partition_gone(3, Epoch(1));
+        status.frontier(3, Epoch(1), NextOffset(9));
+        status.end(3, NextOffset(9));
+        assert!(status.snapshot().partitions.is_empty());
+    }
+
+    #[test]
+    fn a_former_owner_in_this_process_changes_nothing_of_the_new_one() {
+        let status = Status::default();
+        status.partition_owned(3, Epoch(1));
+        status.partition_owned(3, Epoch(2));
+        status.frontier(3, Epoch(1), NextOffset(9));
+        status.partition_gone(3, Epoch(1));
+        assert_eq!(status.snapshot().partitions, BTreeMap::from([(3, PartitionStatus::new(Epoch(2)))]));
+    }
+
+    #[test]
+    fn lag_is_unknown_until_both_ends_are_known_and_never_negative() {
+        let mut partition = PartitionStatus::new(Epoch(1));
+        assert_eq!(partition.lag(), None);
+        partition.frontier = Some(NextOffset(10));
+        assert_eq!(partition.lag(), None);
+        partition.end = Some(NextOffset(12));
+        assert_eq!(partition.lag(), Some(2));
+        partition.end = Some(NextOffset(8));
+        assert_eq!(partition.lag(), Some(0));
+    }
+
+    // CASES A17
+    #[test]
+    fn readiness_is_red_until_every_latch_is_set() {
+        let readiness = Readiness::new();
+        readiness.set(Readiness::DATABASE);
+        readiness.set(Readiness::SCHEMA);
+        assert_eq!(readiness.red(), [(Readiness::ASSIGNMENT, "not yet".to_owned())]);
+        readiness.set(Readiness::ASSIGNMENT);
+        assert_eq!(readiness.red(), []);
+        readiness.clear(Readiness::DATABASE, "away for 3 s");
+        assert_eq!(readiness.red(), [(Readiness::DATABASE, "away for 3 s".to_owned())]);
+    }
+}
