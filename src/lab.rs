@@ -7,4 +7,5 @@ pub mod process;
 pub mod broker;
 pub mod kafka;
 pub mod postgres;
+pub mod provider_stub;
 pub mod services;

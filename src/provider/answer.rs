@@ -1,0 +1,443 @@
+//! The table that says what a provider's answer means.
+//!
+//! In: status, headers and body, whether an earlier answer for the same event was unknown, the profile, the time. Out: one [`Answer`].
+//! It owns nothing and calls nobody.
+//!
+//! Invariant: what the table does not know is *unknown*, never "not charged".
+//!
+//! | status | answer |
+//! | --- | --- |
+//! | 2xx with a charge in the body | charged |
+//! | 2xx without one | unknown |
+//! | 3xx | configuration (and unknown: who knows what the other place did) |
+//! | 400, 422 | rejected; another body under the key: mismatch |
+//! | 401, 403, 404 | configuration |
+//! | 402 | declined |
+//! | 409 | in progress; another body under the key: mismatch |
+//! | 429 | too many: not started |
+//! | 503 | unavailable: unknown |
+//! | anything else | unknown |
+//!
+//! A refusal (400, 402, 422) after an unknown answer proves nothing, unless the provider replays stored answers: it stays unknown.
+//! A refusal in HTML comes from something that stands in front of the provider: unknown.
+
+use std::time::{Duration, SystemTime};
+
+use reqwest::StatusCode;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use serde::Deserialize;
+
+use super::profile::Profile;
+
+/// What one call told us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The money moves.
+    Charged {
+        /// The provider's name for the charge.
+        charge_id: String,
+    },
+    /// A business "no", for good.
+    Declined {
+        /// In the provider's words.
+        error: String,
+    },
+    /// The provider does not accept this charge, for good, and has not made it.
+    Rejected {
+        /// In the provider's words.
+        error: String,
+    },
+    /// The key is known with another body: somebody charged something under it, and it was not this.
+    Mismatch {
+        /// In the provider's words.
+        error: String,
+    },
+    /// Address or credentials are wrong: no event's fault, and every event's trouble.
+    Configuration {
+        /// In words.
+        error: String,
+        /// The provider pointed elsewhere. That is not followed, and counts as unknown.
+        redirect: bool,
+        /// How long nobody should call.
+        wait: Duration,
+    },
+    /// An earlier request with this key is being worked on.
+    InProgress {
+        /// In the provider's words.
+        error: String,
+        /// When to ask again, if it said so.
+        wait: Option<Duration>,
+    },
+    /// Refused unread: too many calls.
+    TooMany {
+        /// How long nobody should call.
+        wait: Duration,
+    },
+    /// The provider was not reached: nothing was sent.
+    NotReached {
+        /// In words.
+        error: String,
+        /// When to try again.
+        wait: Duration,
+    },
+    /// The provider, or something before it, is overloaded or down.
+    Unavailable {
+        /// In words.
+        error: String,
+        /// How long nobody should call.
+        wait: Duration,
+    },
+    /// Nobody knows.
+    Unknown {
+        /// In words.
+        error: String,
+        /// When to ask again, if it said so.
+        wait: Option<Duration>,
+    },
+}
+
+/// A whole answer as it came.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply<'a> {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: &'a HeaderMap,
+    /// The body.
+    pub body: &'a [u8],
+}
+
+/// How long nobody calls after a 429 or 503 without a usable `Retry-After`, and after a refused connection.
+const DEFAULT_WAIT: Duration = Duration::from_secs(1);
+/// The same after a configuration answer, which only a person can change.
+const CONFIGURATION_WAIT: Duration = Duration::from_secs(5);
+/// The shortest wait that is taken from a provider: `Retry-After: 0` must not make a busy loop.
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+/// The longest charge id that is taken for one, in bytes.
+const LONGEST_CHARGE_ID: usize = 255;
+/// How much of the provider's words is kept, in characters.
+const LONGEST_ERROR: usize = 300;
+
+impl Answer {
+    /// Classifies a whole answer. `had_unknown` = an earlier answer for this event was unknown.
+    #[must_use]
+    pub fn classify(reply: Reply<'_>, had_unknown: bool, profile: &Profile, now: SystemTime) -> Self {
+        let status = reply.status.as_u16();
+        let wait = retry_after(reply.headers, profile.retry_after_cap, now);
+        let error = || reply.error();
+        let unknown = |error| Self::Unknown { error, wait };
+        let proven = |refused: Self| match reply.doubt(had_unknown, profile) {
+            Some(doubt) => unknown(format!("{}; {doubt}", error())),
+            None => refused,
+        };
+        match status {
+            200..=299 => match charge_id(reply.body, profile) {
+                Some(charge_id) => Self::Charged { charge_id },
+                None => unknown(format!("HTTP {status} without a charge in the body")),
+            },
+            300..=399 => Self::Configuration { error: error(), redirect: true, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
+            400 | 409 | 422 if reply.is_mismatch(profile) => Self::Mismatch { error: error() },
+            400 | 422 => proven(Self::Rejected { error: error() }),
+            401 | 403 | 404 => Self::Configuration { error: error(), redirect: false, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
+            402 => proven(Self::Declined { error: error() }),
+            409 => Self::InProgress { error: error(), wait },
+            429 => Self::TooMany { wait: wait.unwrap_or(DEFAULT_WAIT) },
+            503 => Self::Unavailable { error: error(), wait: wait.unwrap_or(DEFAULT_WAIT) },
+            _ => unknown(error()),
+        }
+    }
+
+    /// A connection that could not be made.
+    #[must_use]
+    pub const fn not_reached(error: String) -> Self {
+        Self::NotReached { error, wait: DEFAULT_WAIT }
+    }
+
+    /// Anything that went wrong once the request may have been written.
+    #[must_use]
+    pub const fn unknown(error: String) -> Self {
+        Self::Unknown { error, wait: None }
+    }
+
+    /// It is now open whether this event was charged.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        match self {
+            Self::Mismatch { .. } | Self::InProgress { .. } | Self::Unavailable { .. } | Self::Unknown { .. } => true,
+            Self::Configuration { redirect, .. } => *redirect,
+            Self::Charged { .. }
+            | Self::Declined { .. }
+            | Self::Rejected { .. }
+            | Self::TooMany { .. }
+            | Self::NotReached { .. } => false,
+        }
+    }
+
+    /// How long nobody at all should call this provider.
+    #[must_use]
+    pub const fn wait_for_all(&self) -> Option<Duration> {
+        match self {
+            Self::Configuration { wait, .. } | Self::TooMany { wait } | Self::Unavailable { wait, .. } => Some(*wait),
+            Self::Charged { .. }
+            | Self::Declined { .. }
+            | Self::Rejected { .. }
+            | Self::Mismatch { .. }
+            | Self::InProgress { .. }
+            | Self::NotReached { .. }
+            | Self::Unknown { .. } => None,
+        }
+    }
+
+    /// The class, for metrics and for the attempt's row.
+    #[must_use]
+    pub const fn class(&self) -> &'static str {
+        match self {
+            Self::Charged { .. } => "charged",
+            Self::Declined { .. } => "declined",
+            Self::Rejected { .. } => "rejected",
+            Self::Mismatch { .. } => "mismatch",
+            Self::Configuration { redirect: false, .. } => "configuration",
+            Self::Configuration { redirect: true, .. } => "redirect",
+            Self::InProgress { .. } => "in_progress",
+            Self::TooMany { .. } => "too_many",
+            Self::NotReached { .. } => "not_reached",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+}
+
+/// The part of an error body that is understood: `{"error": {"type", "code", "message"}}`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ErrorBody {
+    error: ErrorFields,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ErrorFields {
+    r#type: Option<String>,
+    code: Option<String>,
+    message: Option<String>,
+}
+
+impl Reply<'_> {
+    fn is_mismatch(&self, profile: &Profile) -> bool {
+        let ErrorFields { r#type, code, message: _ } = self.error_fields();
+        profile.is_other_body(&r#type.unwrap_or_default(), &code.unwrap_or_default())
+    }
+
+    /// Why a refusal proves nothing, if so.
+    fn doubt(&self, had_unknown: bool, profile: &Profile) -> Option<&'static str> {
+        if self.is_html() {
+            Some("it is not the provider who says so")
+        } else if had_unknown && !profile.replays_stored_answers {
+            Some("an earlier answer was unknown, so this proves nothing")
+        } else {
+            None
+        }
+    }
+
+    fn is_html(&self) -> bool {
+        let content_type = self.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+        content_type.to_ascii_lowercase().starts_with(b"text/html") || self.body.trim_ascii_start().starts_with(b"<")
+    }
+
+    fn error_fields(&self) -> ErrorFields {
+        serde_json::from_slice::<ErrorBody>(self.body).unwrap_or_default().error
+    }
+
+    /// The status and what of the provider's words is understood; nothing else of the body is repeated.
+    fn error(&self) -> String {
+        let ErrorFields { r#type, code, message } = self.error_fields();
+        let words = [r#type, code, message].into_iter().flatten();
+        let text = words.fold(format!("HTTP {}", self.status.as_u16()), |text, word| format!("{text}: {word}"));
+        text.chars().filter(|c| !c.is_control()).take(LONGEST_ERROR).collect()
+    }
+}
+
+/// The charge's id, if the body is a charge: an object whose `id` is a text that can be stored, and whose `status`, if it has one, says
+/// that the money moves.
+fn charge_id(body: &[u8], profile: &Profile) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Charge {
+        id: String,
+        status: Option<String>,
+    }
+    let Charge { id, status } = serde_json::from_slice(body).ok()?;
+    let storable = !id.is_empty() && id.len() <= LONGEST_CHARGE_ID && !id.contains(char::is_control);
+    let moves = status.is_none_or(|status| profile.is_success(&status));
+    (storable && moves).then_some(id)
+}
+
+/// `Retry-After` in seconds or as an HTTP date, within [`SHORTEST_WAIT`] and `cap`; `None` when there is none that can be read.
+fn retry_after(headers: &HeaderMap, cap: Duration, now: SystemTime) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // More digits than fit are beyond every cap.
+        Duration::from_secs(text.parse().unwrap_or(u64::MAX))
+    } else {
+        httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()
+    };
+    Some(wait.max(SHORTEST_WAIT).min(cap))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile::tests::profile;
+    use super::*;
+
+    const CHARGE: &str = r#"{"id":"ch_1","status":"succeeded","more":1}"#;
+    const NO: &str = r#"{"error":{"type":"card_error","code":"card_declined","message":"no funds"}}"#;
+    const REUSED: &str = r#"{"error":{"type":"idempotency_error","message":"other parameters"}}"#;
+    const IN_USE: &str = r#"{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}"#;
+    const HTML: &str = "\n<html><body>Bad Request</body></html>";
+
+    fn now() -> SystemTime {
+        httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap()
+    }
+
+    fn with(status: u16, headers: &[(&'static str, &str)], body: &str, had_unknown: bool, profile: &Profile) -> Answer {
+        let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let reply = Reply { status: StatusCode::from_u16(status).unwrap(), headers: &headers, body: body.as_bytes() };
+        Answer::classify(reply, had_unknown, profile, now())
+    }
+
+    fn classify(status: u16, body: &str) -> Answer {
+        with(status, &[], body, false, &profile())
+    }
+
+    // CASES G05: by status and error type, and unknown for everything else.
+    #[test]
+    fn every_status_has_one_class() {
+        for status in 100..=999 {
+            let expected = match status {
+                200..=299 => ["charged", "unknown", "unknown"],
+                300..=399 => ["redirect"; 3],
+                400 | 422 => ["rejected", "rejected", "mismatch"],
+                401 | 403 | 404 => ["configuration"; 3],
+                402 => ["declined"; 3],
+                409 => ["in_progress", "in_progress", "mismatch"],
+                429 => ["too_many"; 3],
+                503 => ["unavailable"; 3],
+                _ => ["unknown"; 3],
+            };
+            assert_eq!([CHARGE, NO, REUSED].map(|body| classify(status, body).class()), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn only_a_charge_in_the_body_is_a_charge() {
+        assert_eq!(classify(201, CHARGE), Answer::Charged { charge_id: "ch_1".to_owned() });
+        assert_eq!(classify(200, r#"{"id":"ch_1"}"#).class(), "charged");
+        let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(256));
+        for body in [
+            "",
+            HTML,
+            "null",
+            "[]",
+            "{}",
+            r#"{"id":7}"#,
+            r#"{"id":""}"#,
+            r#"{"id":"a\u0000b"}"#,
+            r#"{"id":"ch_1","status":"pending"}"#,
+            r#"{"id":"ch_1","status":"failed"}"#,
+            r#"{"id":"ch_1","status":"succ"#,
+            r#"{"error":{"type":"card_error"}}"#,
+            &long,
+        ] {
+            assert_eq!(classify(200, body).class(), "unknown", "{body}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_after_an_unknown_answer_stays_unknown_unless_answers_are_replayed() {
+        let replays = Profile { replays_stored_answers: true, ..profile() };
+        for (status, class) in [(400, "rejected"), (402, "declined"), (422, "rejected")] {
+            assert_eq!(with(status, &[], NO, false, &profile()).class(), class);
+            assert_eq!(with(status, &[], NO, true, &profile()).class(), "unknown");
+            assert_eq!(with(status, &[], NO, true, &replays).class(), class);
+        }
+        assert_eq!(with(200, &[], CHARGE, true, &profile()).class(), "charged");
+        assert_eq!(with(429, &[], NO, true, &profile()).class(), "too_many");
+    }
+
+    #[test]
+    fn a_refusal_in_html_is_not_the_providers() {
+        for status in [200, 400, 402, 422] {
+            assert_eq!(classify(status, HTML).class(), "unknown", "{status}");
+            assert_eq!(with(status, &[("content-type", "Text/HTML; charset=utf-8")], "no", false, &profile()).class(), "unknown");
+        }
+        assert_eq!(classify(402, "").class(), "declined", "an empty body is nobody else's");
+    }
+
+    #[test]
+    fn a_key_in_use_is_no_mismatch() {
+        assert_eq!(classify(409, IN_USE).class(), "in_progress");
+        assert_eq!(classify(409, r#"{"error":{"code":"parameter_mismatch"}}"#).class(), "mismatch");
+        assert_eq!(classify(400, r#"{"error":{"type":"idempotency_mismatch"}}"#).class(), "mismatch");
+        assert_eq!(with(422, &[], REUSED, true, &profile()).class(), "mismatch");
+    }
+
+    #[test]
+    fn what_leaves_the_charge_open_counts_as_unknown() {
+        for (status, body, unknown) in [
+            (200, CHARGE, false),
+            (200, HTML, true),
+            (302, "", true),
+            (400, NO, false),
+            (401, NO, false),
+            (402, NO, false),
+            (409, IN_USE, true),
+            (422, REUSED, true),
+            (429, NO, false),
+            (500, NO, true),
+            (503, NO, true),
+        ] {
+            assert_eq!(classify(status, body).is_unknown(), unknown, "{status}");
+        }
+        assert!(!Answer::not_reached(String::new()).is_unknown());
+        assert!(Answer::unknown(String::new()).is_unknown());
+    }
+
+    #[test]
+    fn retry_after_is_read_in_seconds_and_as_a_date_and_is_bounded() {
+        let second = Duration::from_secs(1);
+        for (text, wait) in [
+            ("2", Some(2 * second)),
+            (" 3 ", Some(3 * second)),
+            ("0", Some(SHORTEST_WAIT)),
+            ("86400", Some(60 * second)),
+            ("99999999999999999999999", Some(60 * second)),
+            ("Sun, 06 Nov 1994 08:49:47 GMT", Some(10 * second)),
+            ("Sunday, 06-Nov-94 08:49:47 GMT", Some(10 * second)),
+            ("Sun Nov  6 08:49:47 1994", Some(10 * second)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(SHORTEST_WAIT)),
+            ("Sat, 05 Nov 1994 08:49:37 GMT", Some(SHORTEST_WAIT)),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", Some(60 * second)),
+            ("", None),
+            ("-1", None),
+            ("1.5", None),
+            ("soon", None),
+        ] {
+            let answer = |status| with(status, &[("retry-after", text)], NO, false, &profile());
+            assert_eq!(answer(429), Answer::TooMany { wait: wait.unwrap_or(DEFAULT_WAIT) }, "{text:?}");
+            assert_eq!(answer(503).wait_for_all(), Some(wait.unwrap_or(DEFAULT_WAIT)), "{text:?}");
+            assert_eq!(answer(401).wait_for_all(), Some(wait.unwrap_or(CONFIGURATION_WAIT)), "{text:?}");
+            let Answer::Unknown { wait: own, .. } = answer(500) else { panic!("unknown") };
+            assert_eq!(own, wait, "{text:?}");
+            assert_eq!(answer(500).wait_for_all(), None, "only this event's");
+        }
+    }
+
+    #[test]
+    fn the_providers_words_are_kept_short_and_clean() {
+        let Answer::Declined { error } = classify(402, NO) else { panic!("declined") };
+        assert_eq!(error, "HTTP 402: card_error: card_declined: no funds");
+        let wild = format!(r#"{{"error":{{"message":"a\u0000b\n{}"}}}}"#, "é".repeat(1000));
+        let Answer::Declined { error } = classify(402, &wild) else { panic!("declined") };
+        assert!(error.starts_with("HTTP 402: abé") && error.chars().count() == LONGEST_ERROR, "{error}");
+        assert_eq!(classify(500, HTML), Answer::unknown("HTTP 500".to_owned()));
+    }
+}

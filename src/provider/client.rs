@@ -1,0 +1,333 @@
+//! One charge over HTTP.
+//!
+//! In: an event id and the bytes of its charge. Out: one [`Answer`], always, within the time limit. It owns the connections; it keeps
+//! nothing of a call. If it dies here, the attempt's row tells that the provider may have heard of the event.
+//!
+//! Invariant: "not reached" is said only when no connection stood, so that nothing can have been sent; whatever fails later is
+//! unknown. It never sends a call a second time: what to do after an unknown answer is not decided here.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::sync::Once;
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
+use reqwest::redirect;
+use url::Url;
+use uuid::Uuid;
+
+use super::Settings;
+use super::answer::{Answer, Reply};
+use super::profile::{CHARGES_PATH, Profile};
+
+/// R-KFK-IDEM-4.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The longest answer that is read, in bytes.
+const LONGEST_ANSWER: usize = 64 * 1024;
+
+/// The provider's client. It belongs to the runtime it is used on.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    charges: Url,
+    profile: Profile,
+    call_timeout: Duration,
+}
+
+/// Settings from which no client can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The address is no `http` or `https` address.
+    #[error("the provider's address cannot be used: {0}")]
+    Url(String),
+    /// The token cannot stand in a header.
+    #[error("the provider's token holds characters that no header can carry")]
+    Token(#[from] InvalidHeaderValue),
+    /// TLS or its certificates.
+    #[error("the HTTP client cannot be made: {0}")]
+    Http(#[from] reqwest::Error),
+}
+
+impl Client {
+    /// Makes a client. No connection is made yet.
+    ///
+    /// # Errors
+    /// The address or the token cannot be used, or an `https` address meets a machine without root certificates.
+    pub fn new(settings: &Settings) -> Result<Self, ClientError> {
+        let charges = charges_url(&settings.url)?;
+        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        if let Some(token) = &settings.token {
+            let mut value = HeaderValue::try_from(format!("Bearer {token}"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        use_ring();
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("onceward/", env!("CARGO_PKG_VERSION")))
+            .default_headers(headers)
+            .timeout(settings.call_timeout)
+            // Shorter than the whole call, so that a provider that cannot be reached is "not reached" and not "unknown".
+            .connect_timeout(settings.call_timeout / 2)
+            .pool_max_idle_per_host(settings.max_in_flight)
+            .redirect(redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .no_proxy();
+        if charges.scheme() == "http" {
+            // No certificate is ever looked at, and a machine without any must still be able to run.
+            builder = builder.tls_certs_only([]);
+        }
+        Ok(Self { http: builder.build()?, charges, profile: settings.profile.clone(), call_timeout: settings.call_timeout })
+    }
+
+    /// The longest time that [`Self::charge`] takes.
+    #[must_use]
+    pub const fn call_timeout(&self) -> Duration {
+        self.call_timeout
+    }
+
+    /// Posts one charge. `had_unknown` = an earlier answer for this event was unknown.
+    pub async fn charge(&self, event_id: Uuid, body: Vec<u8>, had_unknown: bool) -> Answer {
+        // `Uuid` shows itself as lower-case hyphenated text, the one spelling of the key (CASES F14).
+        let request = self.http.post(self.charges.clone()).header(IDEMPOTENCY_KEY, event_id.to_string()).body(body);
+        let mut response = match request.send().await {
+            Ok(response) => response,
+            Err(fault) if fault.is_connect() => return Answer::not_reached(in_words(fault)),
+            Err(fault) => return Answer::unknown(in_words(fault)),
+        };
+        let mut body = Vec::new();
+        loop {
+            match response.chunk().await {
+                Ok(Some(chunk)) if body.len() + chunk.len() <= LONGEST_ANSWER => body.extend_from_slice(&chunk),
+                Ok(Some(_)) => return Answer::unknown(format!("the answer is longer than {LONGEST_ANSWER} bytes")),
+                Ok(None) => break,
+                Err(fault) => return Answer::unknown(in_words(fault)),
+            }
+        }
+        let reply = Reply { status: response.status(), headers: response.headers(), body: &body };
+        Answer::classify(reply, had_unknown, &self.profile, SystemTime::now())
+    }
+}
+
+fn charges_url(base: &str) -> Result<Url, ClientError> {
+    let mut url = Url::parse(base).map_err(|fault| ClientError::Url(fault.to_string()))?;
+    let refused = |why: &str| Err(ClientError::Url(why.to_owned()));
+    if !matches!(url.scheme(), "http" | "https") {
+        return refused("it is neither http nor https");
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return refused("it holds credentials; they belong into the token");
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return refused("it has a query or a fragment");
+    }
+    let path = format!("{}{CHARGES_PATH}", url.path().trim_end_matches('/'));
+    url.set_path(&path);
+    Ok(url)
+}
+
+/// rustls is built without a default; ours is ring. Whoever has installed one before us keeps it.
+fn use_ring() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+/// The fault with its causes, without the address: it is the same for every call.
+fn in_words(fault: reqwest::Error) -> String {
+    let fault = fault.without_url();
+    let mut words = fault.to_string();
+    let mut cause = fault.source();
+    while let Some(next) = cause {
+        // Writing to a String cannot fail.
+        let _ = write!(words, ": {next}");
+        cause = next.source();
+    }
+    words
+}
+
+#[cfg(all(test, feature = "lab"))]
+mod tests {
+    use super::super::profile::tests::profile;
+    use super::*;
+    use crate::lab::provider_stub::{Act, Options, ProviderStub, Reply as Scripted, Rule};
+
+    const BODY: &[u8] = br#"{"orderId":7,"amount":10.00,"currency":"EUR"}"#;
+
+    fn settings(url: String) -> Settings {
+        Settings { url, token: None, call_timeout: Duration::from_secs(10), max_in_flight: 4, profile: profile() }
+    }
+
+    fn stub(script: Vec<Rule>) -> (ProviderStub, Client) {
+        let stub = ProviderStub::start(Options { script, ..Options::default() }).unwrap();
+        let client = Client::new(&settings(stub.url())).unwrap();
+        (stub, client)
+    }
+
+    async fn charge(client: &Client, id: Uuid) -> Answer {
+        client.charge(id, BODY.to_vec(), false).await
+    }
+
+    // CASES F14; R-KFK-IDEM-4.
+    #[tokio::test]
+    async fn the_key_is_the_canonical_event_id_however_it_was_spelled() {
+        let (stub, client) = stub(vec![]);
+        let id = Uuid::parse_str("urn:uuid:0190A1B2-C3D4-7E5F-8A9B-0C1D2E3F4A5B").unwrap();
+        let first = charge(&client, id).await;
+        assert_eq!(first, Answer::Charged { charge_id: "ch_00000001".to_owned() });
+        assert_eq!(charge(&client, id).await, first);
+        assert_eq!(stub.journal(), ["0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"; 2]);
+        assert_eq!(stub.ledger()[0].amount, "10.00");
+        assert_eq!(stub.calls().connections, 1, "kept alive");
+    }
+
+    // CASES G07, G09: whatever is lost on the way back, the same key brings the stored answer.
+    #[tokio::test]
+    async fn a_lost_answer_is_unknown_and_the_next_call_finds_the_charge() {
+        let html = Scripted {
+            status: 200,
+            charge: true,
+            content_type: Some("text/html".to_owned()),
+            body: Some("<html>ok</html>".to_owned()),
+            ..Scripted::default()
+        };
+        for act in
+            [Act::Close { charge: true, reset: false }, Act::Close { charge: true, reset: true }, Act::HalfAnswer, Act::Reply(html)]
+        {
+            let (stub, client) = stub(vec![Rule::once(act.clone())]);
+            let id = Uuid::now_v7();
+            let lost = charge(&client, id).await;
+            assert_eq!(lost.class(), "unknown", "{act:?}: {lost:?}");
+            assert_eq!(charge(&client, id).await.class(), "charged", "{act:?}");
+            assert_eq!(stub.ledger().len(), 1, "{act:?}");
+            assert_eq!(stub.calls().bodies_changed, 0, "{act:?}");
+        }
+    }
+
+    // CASES G07 (a): the connection died while it was idle. The client may notice before it writes (and takes another one) or not.
+    #[tokio::test]
+    async fn a_connection_that_died_idle_costs_no_second_charge() {
+        let (stub, client) = stub(vec![Rule::once(Act::AnswerThenClose)]);
+        assert_eq!(charge(&client, Uuid::now_v7()).await.class(), "charged");
+        let id = Uuid::now_v7();
+        let answer = charge(&client, id).await;
+        assert!(matches!(answer.class(), "charged" | "unknown"), "{answer:?}");
+        assert_eq!(charge(&client, id).await.class(), "charged");
+        assert_eq!(stub.ledger().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_connection_closed_before_it_was_read_is_unknown() {
+        let (stub, client) = stub(vec![]);
+        stub.drop_connections(1);
+        let answer = charge(&client, Uuid::now_v7()).await;
+        assert_eq!(answer.class(), "unknown", "{answer:?}");
+    }
+
+    // CASES G10: the one limit covers all of the call.
+    #[tokio::test]
+    async fn silence_ends_by_the_total_time_limit() {
+        for charged in [false, true] {
+            let (stub, _) = stub(vec![Rule::once(Act::Silence { charge: charged })]);
+            let short = Settings { call_timeout: Duration::from_millis(50), ..settings(stub.url()) };
+            let client = Client::new(&short).unwrap();
+            let id = Uuid::now_v7();
+            assert_eq!(charge(&client, id).await.class(), "unknown");
+            stub.wait_until(|calls| calls.posts == 1 && calls.in_flight == 0).await;
+            assert_eq!(stub.ledger().len(), usize::from(charged));
+        }
+    }
+
+    // CASES G01: the second call meets the first, which its client has given up.
+    #[tokio::test]
+    async fn a_key_in_use_is_in_progress_and_later_charged_once() {
+        let (stub, client) = stub(vec![Rule::once(Act::Hold)]);
+        let id = Uuid::now_v7();
+        let first = tokio::spawn({
+            let client = client.clone();
+            async move { charge(&client, id).await }
+        });
+        stub.wait_until(|calls| calls.held == 1).await;
+        first.abort();
+        assert_eq!(charge(&client, id).await.class(), "in_progress");
+        stub.release();
+        stub.wait_until(|calls| calls.in_flight == 0).await;
+        assert_eq!(charge(&client, id).await.class(), "charged");
+        assert_eq!(stub.ledger().len(), 1);
+    }
+
+    // CASES G04.
+    #[tokio::test]
+    async fn another_body_under_the_key_is_a_mismatch() {
+        let (_stub, client) = stub(vec![]);
+        let id = Uuid::now_v7();
+        assert_eq!(charge(&client, id).await.class(), "charged");
+        let other = client.charge(id, br#"{"orderId":7,"amount":10.0,"currency":"EUR"}"#.to_vec(), false).await;
+        assert_eq!(other.class(), "mismatch");
+    }
+
+    #[tokio::test]
+    async fn scripted_statuses_come_through_the_wire() {
+        let redirect = Scripted { status: 302, location: Some("/elsewhere".to_owned()), ..Scripted::default() };
+        for (act, class) in [
+            (Act::declined(), "declined"),
+            (Act::stored_failure(), "unknown"),
+            (Act::status(400), "rejected"),
+            (Act::status(401), "configuration"),
+            (Act::Reply(redirect), "redirect"),
+            (Act::busy(429, "2"), "too_many"),
+            (Act::busy(503, "2"), "unavailable"),
+        ] {
+            let (stub, client) = stub(vec![Rule::always(act)]);
+            let answer = charge(&client, Uuid::now_v7()).await;
+            assert_eq!(answer.class(), class, "{answer:?}");
+            assert!(!matches!(class, "too_many" | "unavailable") || answer.wait_for_all() == Some(Duration::from_secs(2)));
+            assert_eq!(stub.calls().posts, 1, "asked once, redirects not followed");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_endless_answer_is_not_read_to_its_end() {
+        let long = Scripted { status: 200, body: Some("x".repeat(LONGEST_ANSWER + 1)), ..Scripted::default() };
+        let (_stub, client) = stub(vec![Rule::once(Act::Reply(long))]);
+        let answer = charge(&client, Uuid::now_v7()).await;
+        assert_eq!(answer, Answer::unknown("the answer is longer than 65536 bytes".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_provider_that_cannot_be_reached_has_heard_nothing() {
+        let (stub, _) = stub(vec![]);
+        let refused = stub.url();
+        drop(stub);
+        // A label of 64 characters: no name, so no resolver is asked.
+        for url in [refused, format!("http://{}.invalid", "a".repeat(64))] {
+            let client = Client::new(&settings(url)).unwrap();
+            let answer = charge(&client, Uuid::now_v7()).await;
+            assert_eq!(answer.class(), "not_reached", "{answer:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_https_address_speaks_tls_and_a_plain_server_has_heard_nothing() {
+        let (stub, _) = stub(vec![]);
+        let url = stub.url().replace("http:", "https:");
+        match Client::new(&Settings { call_timeout: Duration::from_millis(100), ..settings(url) }) {
+            Ok(client) => assert_eq!(charge(&client, Uuid::now_v7()).await.class(), "not_reached"),
+            Err(fault) => assert!(matches!(fault, ClientError::Http(_)), "a machine without certificates: {fault}"),
+        }
+        assert_eq!(stub.calls().posts, 0);
+    }
+
+    #[test]
+    fn unusable_settings_are_named() {
+        for url in ["", "provider", "ftp://provider", "http://", "http://provider?x=1", "http://a:b@provider"] {
+            let fault = Client::new(&settings(url.to_owned())).unwrap_err();
+            assert!(matches!(fault, ClientError::Url(_)), "{url}: {fault}");
+        }
+        let token = Settings { token: Some("a\nb".to_owned()), ..settings("http://provider".to_owned()) };
+        assert!(matches!(Client::new(&token).unwrap_err(), ClientError::Token(_)));
+        for (base, whole) in [("http://p", "http://p/v1/charges"), ("https://p:1/api/", "https://p:1/api/v1/charges")] {
+            assert_eq!(charges_url(base).unwrap().as_str(), whole);
+        }
+    }
+}
