@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio_postgres::NoTls;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 use uuid::Uuid;
 
 use super::process::{self, Signal, TempFolder};
@@ -134,7 +134,7 @@ impl Postgres {
     /// # Errors
     /// The server's refusal, for example that the name is taken.
     pub fn create_database(&self, name: &str) -> Result<String, PostgresError> {
-        execute(&self.url("postgres"), &format!("CREATE DATABASE {name}"))?;
+        query(&self.url("postgres"), &format!("CREATE DATABASE {name}"))?;
         Ok(self.url(name))
     }
 
@@ -271,19 +271,23 @@ impl Drop for Postgres {
     }
 }
 
-/// Runs one statement on a connection of its own.
+/// Runs statements on a connection of their own; the rows of all of them, each value as the server writes it.
 ///
 /// # Errors
 /// [`PostgresError::Sql`].
-pub fn execute(url: &str, sql: &str) -> Result<(), PostgresError> {
+pub fn query(url: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>, PostgresError> {
     let fault = |error| PostgresError::Sql(sql.to_owned(), error);
     block_on(async {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(fault)?;
         let driver = tokio::spawn(connection);
-        let done = client.batch_execute(sql).await.map_err(fault);
+        let messages = client.simple_query(sql).await.map_err(fault);
         drop(client);
         let _ = driver.await; // the statement's own error is the one that counts
-        done
+        let rows = messages?.into_iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()),
+            _ => None,
+        });
+        Ok(rows.collect())
     })
 }
 
@@ -335,13 +339,13 @@ mod tests {
         let mut postgres = Postgres::start(&Options { fsync: false, ..Options::default() }).unwrap();
         let folder = postgres.data.parent().unwrap().to_owned();
         let url = postgres.create_database("first").unwrap();
-        execute(&url, "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)").unwrap();
+        query(&url, "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)").unwrap();
         postgres.crash().unwrap();
-        assert!(execute(&url, "SELECT 1").is_err());
+        assert!(query(&url, "SELECT 1").is_err());
         postgres.start_again().unwrap();
-        execute(&url, "DO $$ BEGIN ASSERT (SELECT count(*) = 1 FROM kept); END $$").unwrap();
+        assert_eq!(query(&url, "SELECT n, NULL FROM kept").unwrap(), [[Some("1".to_owned()), None]]);
         drop(postgres);
-        assert!(execute(&url, "SELECT 1").is_err());
+        assert!(query(&url, "SELECT 1").is_err());
         assert!(!folder.exists());
     }
 }
