@@ -18,6 +18,7 @@ pub mod consumed_partitions;
 pub mod held_events;
 pub mod payments;
 pub mod processed_events;
+pub mod reconcile;
 pub mod retention;
 
 use std::fmt;
