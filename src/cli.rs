@@ -1,1 +1,264 @@
-//! (in the making)
+//! The command line: words in, an exit code out.
+//!
+//! In: arguments and environment. Out: 0 = done, 1 = it failed or does not add up, 64 = the command or the configuration is wrong. It
+//! owns the process's output: results go to standard output, everything else to standard error, an error as one paragraph.
+//!
+//! Invariant: nothing is started before the whole configuration has passed its checks.
+
+mod check;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
+use crate::store;
+
+/// Consumes business events from Kafka and applies each of them once: one row in PostgreSQL, one charge at the payment provider.
+///
+/// Exit codes: 0 done; 1 failed, or it does not add up; 64 the command or the configuration is wrong.
+#[derive(Debug, Parser)]
+#[command(name = "onceward", version, max_term_width = 100)]
+struct Cli {
+    /// The configuration file (TOML); the environment stands over it [env: ONCEWARD_CONFIG].
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the service until SIGTERM or SIGINT, which let running batches end and leave the group.
+    Run,
+    /// Brings the database's schema up to date. Any number of processes may do so at once.
+    Migrate,
+    /// Checks configuration, database, schema, dedup key and topic; one line each.
+    Check(Check),
+    /// Puts events into the topic, keyed by order id, from a file or generated.
+    Produce(Produce),
+    /// Reconciles claims, payments, held events and, where given, the producer's log and the provider's ledger.
+    ///
+    /// Ends with exit code 1 when something is lost or was charged twice.
+    Audit(Audit),
+    /// Runs a payment provider that misbehaves on request and keeps an honest ledger.
+    #[cfg(feature = "lab")]
+    ProviderStub(ProviderStub),
+    /// Runs the whole story on this machine: broker, database, provider, crashes, replay, and the reckoning.
+    #[cfg(feature = "lab")]
+    Demo(Demo),
+}
+
+#[derive(Debug, Args)]
+struct Check {
+    /// Prints the effective configuration, secrets redacted, and connects to nothing.
+    #[arg(long)]
+    show_config: bool,
+}
+
+#[derive(Debug, Args)]
+struct Produce {}
+
+#[derive(Debug, Args)]
+struct Audit {}
+
+#[cfg(feature = "lab")]
+#[derive(Debug, Args)]
+struct ProviderStub {}
+
+#[cfg(feature = "lab")]
+#[derive(Debug, Args)]
+struct Demo {}
+
+/// How a command ended that did not simply succeed.
+#[derive(Debug)]
+enum Failure {
+    /// Exit code 64.
+    Usage(ConfigError),
+    /// Exit code 1, with a message.
+    Failed(anyhow::Error),
+    /// Exit code 1; what is wrong has been said.
+    Said,
+}
+
+/// Runs one command.
+pub fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(help) => {
+            let code = if help.use_stderr() { USAGE } else { 0 };
+            let _ = help.print();
+            return ExitCode::from(code);
+        }
+    };
+    let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
+    match run_command(&cli, &environment) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Said) => ExitCode::from(FAILED),
+        Err(Failure::Usage(error)) => {
+            complain(&error.to_string());
+            ExitCode::from(USAGE)
+        }
+        Err(Failure::Failed(error)) => {
+            complain(&format!("{error:#}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 64;
+
+fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
+    let load = |needs: &[Need]| -> Result<Config, Failure> {
+        let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
+        let file = cli.config.clone().or(named);
+        let config = Config::load(file.as_deref(), environment.iter().cloned(), needs).map_err(Failure::Usage)?;
+        log_to_stderr(&config.log);
+        Ok(config)
+    };
+    match &cli.command {
+        Command::Run => Ok(run(load(&[Need::Kafka, Need::Database, Need::Provider])?)?),
+        Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
+        Command::Check(Check { show_config: true }) => Ok(say(&load(&[])?.show())?),
+        Command::Check(Check { show_config: false }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?),
+        Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
+        Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
+        #[cfg(feature = "lab")]
+        Command::ProviderStub(arguments) => Ok(provider_stub(arguments)?),
+        #[cfg(feature = "lab")]
+        Command::Demo(arguments) => demo(arguments),
+    }
+}
+
+fn run(config: Config) -> anyhow::Result<()> {
+    let _ = config;
+    anyhow::bail!("`run` is not built in yet")
+}
+
+fn migrate(config: &Config) -> anyhow::Result<()> {
+    let applied = runtime()?.block_on(store::migrate(&config.database.settings()))?;
+    say(&match applied.as_slice() {
+        [] => "the schema is current\n".to_owned(),
+        names => names.iter().map(|name| format!("applied {name}\n")).collect(),
+    })
+}
+
+fn check(config: &Config) -> Result<(), Failure> {
+    let findings = runtime()?.block_on(check::findings(config));
+    say(&findings.iter().map(ToString::to_string).collect::<String>())?;
+    if findings.iter().all(check::Finding::is_ok) { Ok(()) } else { Err(Failure::Said) }
+}
+
+fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
+    let _ = (config, arguments);
+    anyhow::bail!("`produce` is not built in yet")
+}
+
+fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
+    let _ = (config, arguments);
+    Err(anyhow::anyhow!("`audit` is not built in yet").into())
+}
+
+#[cfg(feature = "lab")]
+fn provider_stub(arguments: &ProviderStub) -> anyhow::Result<()> {
+    let _ = arguments;
+    anyhow::bail!("`provider-stub` is not built in yet")
+}
+
+#[cfg(feature = "lab")]
+fn demo(arguments: &Demo) -> Result<(), Failure> {
+    let _ = arguments;
+    Err(anyhow::anyhow!("`demo` is not built in yet").into())
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")
+}
+
+/// Log lines go to standard error, so that results can be piped. A second call in one process changes nothing.
+fn log_to_stderr(log: &LogConfig) {
+    let filter = EnvFilter::try_new(&log.level).unwrap_or_default();
+    let lines = tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter);
+    let _ = match log.format {
+        LogFormat::Human => lines.with_ansi(io::stderr().is_terminal()).finish().try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
+    };
+}
+
+/// Writes a result. A reader that has seen enough (`| head`) is no failure.
+fn say(text: &str) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        _ => Ok(()),
+    }
+}
+
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "onceward: {text}");
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn exit_code(arguments: &[&str], environment: &[(&str, &str)]) -> String {
+        let arguments = std::iter::once("onceward").chain(arguments.iter().copied()).map(OsString::from);
+        let code = main(arguments, environment.iter().map(|(name, value)| (name.into(), value.into())));
+        format!("{code:?}")
+    }
+
+    fn code(number: u8) -> String {
+        format!("{:?}", ExitCode::from(number))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_words_and_wrong_configurations_end_with_64() {
+        assert_eq!(exit_code(&["walk"], &[]), code(64));
+        assert_eq!(exit_code(&["run", "--loudly"], &[]), code(64));
+        assert_eq!(exit_code(&[], &[]), code(64));
+        assert_eq!(exit_code(&["run"], &[]), code(64), "nothing that is required is there");
+        assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_KAFKA_TOPIK", "x")]), code(64));
+        assert_eq!(exit_code(&["check", "--show-config", "--config", "/nowhere/at/all"], &[]), code(64));
+        assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_CONFIG", "/nowhere/at/all")]), code(64));
+    }
+
+    #[test]
+    fn help_version_and_show_config_end_with_0() {
+        assert_eq!(exit_code(&["--help"], &[]), code(0));
+        assert_eq!(exit_code(&["--version"], &[]), code(0));
+        assert_eq!(exit_code(&["check", "--show-config"], &[]), code(0));
+    }
+
+    #[test]
+    fn a_database_that_is_not_there_ends_with_1() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = socket.local_addr().expect("bound").port();
+        drop(socket);
+        let url = format!("postgres://bill@127.0.0.1:{port}/money");
+        assert_eq!(exit_code(&["migrate"], &[("ONCEWARD_DATABASE_URL", &url)]), code(1));
+    }
+}

@@ -20,7 +20,7 @@ use url::Url;
 
 pub use self::check::Need;
 pub use self::kafka::KafkaOptions;
-pub use self::load::{ConfigError, Fault};
+pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
 use self::setting::{choice, settings};

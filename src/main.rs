@@ -1,2 +1,7 @@
 //! The service binary: everything it does is in the library.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    onceward::cli::main(std::env::args_os(), std::env::vars_os())
+}

@@ -15,6 +15,7 @@ mod tap;
 
 pub mod attempts;
 pub mod consumed_partitions;
+pub mod dedup_key;
 pub mod held_events;
 pub mod payments;
 pub mod processed_events;

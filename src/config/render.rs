@@ -94,7 +94,7 @@ const BLANK: &[(&str, &str)] = &[
 fn in_words(key: &Key, value: &str) -> Option<String> {
     let ms: u64 = value.replace('_', "").parse().ok().filter(|_| !key.suffix.is_empty())?;
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];
-    let (size, unit) = units.into_iter().find(|(size, _)| ms >= *size && ms % size == 0)?;
+    let (size, unit) = units.into_iter().find(|(size, _)| ms >= *size && ms.is_multiple_of(*size))?;
     Some(format!("{} {unit}", ms / size))
 }
 
