@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio_postgres::NoTls;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 use uuid::Uuid;
 
 use super::process::{self, Signal, TempFolder};
@@ -134,7 +134,7 @@ impl Postgres {
     /// # Errors
     /// The server's refusal, for example that the name is taken.
     pub fn create_database(&self, name: &str) -> Result<String, PostgresError> {
-        execute(&self.url("postgres"), &format!("CREATE DATABASE {name}"))?;
+        query(&self.url("postgres"), &format!("CREATE DATABASE {name}"))?;
         Ok(self.url(name))
     }
 
@@ -179,12 +179,24 @@ impl Postgres {
             fs::write(&password, &self.password).and_then(|()| fs::set_permissions(&password, fs::Permissions::from_mode(0o600)));
         written.map_err(|e| PostgresError::Io("writing the password", e))?;
         Account::own(self.account, &password)?;
-        let mut command = self.command("initdb")?;
+        let mut done = self.initdb(&password, self.command(&self.binaries.program("initdb"))?);
+        if let Err(PostgresError::Failed { output, .. }) = &done
+            && output.contains("could not look up effective user ID")
+        {
+            // A uid without a name, as in many containers: initdb insists on a name, so it gets another's in a namespace of its own.
+            let mut command = self.command(Path::new("unshare"))?;
+            command.args(["--user", "--map-user=65534", "--"]).arg(self.binaries.program("initdb"));
+            done = self.initdb(&password, command);
+        }
+        let _ = fs::remove_file(&password); // the folder is private and short-lived anyway
+        done
+    }
+
+    fn initdb(&self, password: &Path, mut command: Command) -> Result<(), PostgresError> {
         command.args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]);
-        command.arg("--pwfile").arg(&password).arg("--pgdata").arg(&self.data);
+        command.arg("--pwfile").arg(password).arg("--pgdata").arg(&self.data);
         let mut initdb = process::spawn(command, Signal::Kill).map_err(|e| PostgresError::Io("starting initdb", e))?;
         let status = initdb.wait().map_err(|e| PostgresError::Io("waiting for initdb", e))?;
-        let _ = fs::remove_file(&password); // the folder is private and short-lived anyway
         if status.success() { Ok(()) } else { Err(self.failed("initdb")) }
     }
 
@@ -202,7 +214,7 @@ impl Postgres {
     }
 
     fn launch(&mut self) -> Result<(), PostgresError> {
-        let mut command = self.command("postgres")?;
+        let mut command = self.command(&self.binaries.program("postgres"))?;
         command.arg("-D").arg(&self.data).arg("-p").arg(self.port.to_string());
         for (name, value) in &self.settings {
             command.arg("-c").arg(format!("{name}={value}"));
@@ -232,10 +244,10 @@ impl Postgres {
     }
 
     /// A program of the server, as the unprivileged account when we are root, its output in the log.
-    fn command(&self, program: &'static str) -> Result<Command, PostgresError> {
+    fn command(&self, program: &Path) -> Result<Command, PostgresError> {
         let open = || File::options().create(true).append(true).open(&self.log);
         let (out, err) = open().and_then(|log| Ok((log.try_clone()?, log))).map_err(|e| PostgresError::Io("opening the log", e))?;
-        let mut command = Command::new(self.binaries.program(program));
+        let mut command = Command::new(program);
         command.stdin(Stdio::null()).stdout(out).stderr(err).current_dir("/");
         command.env_remove("PGDATA").env_remove("PGPORT").env_remove("PGHOST").env("LC_ALL", "C");
         if let Some(account) = self.account {
@@ -259,19 +271,23 @@ impl Drop for Postgres {
     }
 }
 
-/// Runs one statement on a connection of its own.
+/// Runs statements on a connection of their own; the rows of all of them, each value as the server writes it.
 ///
 /// # Errors
 /// [`PostgresError::Sql`].
-pub fn execute(url: &str, sql: &str) -> Result<(), PostgresError> {
+pub fn query(url: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>, PostgresError> {
     let fault = |error| PostgresError::Sql(sql.to_owned(), error);
     block_on(async {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(fault)?;
         let driver = tokio::spawn(connection);
-        let done = client.batch_execute(sql).await.map_err(fault);
+        let messages = client.simple_query(sql).await.map_err(fault);
         drop(client);
         let _ = driver.await; // the statement's own error is the one that counts
-        done
+        let rows = messages?.into_iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()),
+            _ => None,
+        });
+        Ok(rows.collect())
     })
 }
 
@@ -323,13 +339,13 @@ mod tests {
         let mut postgres = Postgres::start(&Options { fsync: false, ..Options::default() }).unwrap();
         let folder = postgres.data.parent().unwrap().to_owned();
         let url = postgres.create_database("first").unwrap();
-        execute(&url, "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)").unwrap();
+        query(&url, "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)").unwrap();
         postgres.crash().unwrap();
-        assert!(execute(&url, "SELECT 1").is_err());
+        assert!(query(&url, "SELECT 1").is_err());
         postgres.start_again().unwrap();
-        execute(&url, "DO $$ BEGIN ASSERT (SELECT count(*) = 1 FROM kept); END $$").unwrap();
+        assert_eq!(query(&url, "SELECT n, NULL FROM kept").unwrap(), [[Some("1".to_owned()), None]]);
         drop(postgres);
-        assert!(execute(&url, "SELECT 1").is_err());
+        assert!(query(&url, "SELECT 1").is_err());
         assert!(!folder.exists());
     }
 }
