@@ -18,16 +18,19 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use crate::admin::Admin;
-use crate::config::Config;
+use crate::billing::Billing;
+use crate::config::{Config, ProviderConfig, ProviderKind};
 use crate::handler::Handler;
 use crate::held::RetryPolicy;
 use crate::metrics;
 use crate::pipeline::dedup::{Engine, Workers};
 use crate::pipeline::offset::OffsetActor;
+use crate::pipeline::payment::PaymentActor;
 use crate::pipeline::poll::PollThread;
 use crate::pipeline::rebalance::Rebalances;
 use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
 use crate::pipeline::window::Buffer;
+use crate::provider::{self, Client, Profile};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
 use crate::store::{self, Store, attempts, held_events, retention};
@@ -59,7 +62,7 @@ pub struct DeathNotice {
 pub fn run(config: Config) -> anyhow::Result<()> {
     System::new().block_on(async move {
         let stop = stop_signal()?;
-        let billing = crate::billing::start(&config)?;
+        let billing = billing(&config)?;
         serve(config, billing, stop).await
     })
 }
@@ -101,6 +104,24 @@ pub async fn serve<H: Handler>(config: Config, handler: impl FnOnce(&Store) -> H
     ended.context("the drain took too long; what had not settled comes again")??;
     info!("left the group");
     Ok(())
+}
+
+/// The service's own handler. A provider that is configured wrongly is found before anything is read.
+fn billing(config: &Config) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
+    let ProviderConfig { kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, .. } = config.provider.clone();
+    let profile = Profile { amount, key_life, key_life_margin, retry_after_cap, replays_stored_answers: config.provider.replays_stored_answers };
+    let client = match kind {
+        ProviderKind::None => None,
+        ProviderKind::Http => {
+            let url = url.context("provider.url is missing")?.to_string();
+            let token = token.map(|token| token.expose().to_owned());
+            Some(Client::new(&provider::Settings { url, token, call_timeout, max_in_flight, profile: profile.clone() })?)
+        }
+    };
+    Ok(move |store: &Store| match client {
+        None => Billing::without_provider(),
+        Some(client) => Billing::charging(store, PaymentActor::start(client, max_in_flight), profile),
+    })
 }
 
 /// Resolves at the first SIGTERM or SIGINT.
