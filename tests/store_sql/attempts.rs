@@ -162,7 +162,7 @@ async fn only_one_of_several_converters_converts() {
             let mut s = store.control.get().await.unwrap();
             convert_leftovers(&mut s, source).await.unwrap()
         }));
-        let stale = async { convert_stale(&mut *store.claims.get().await.unwrap(), Duration::ZERO).await.unwrap() };
+        let stale = async { convert_stale(&mut store.claims.get().await.unwrap(), Duration::ZERO).await.unwrap() };
         let (converted, stale) = join(converters, stale).await;
         assert_eq!(converted.iter().sum::<u64>() + stale, 100, "{converted:?} {stale}");
     }
@@ -206,7 +206,7 @@ async fn a_batch_that_settles_while_its_attempts_are_converted_leaves_none_of_wh
             if settles_first {
                 let store = store.clone();
                 converting = Some(tokio::spawn(async move {
-                    convert_stale(&mut *store.attempts.get().await.unwrap(), Duration::ZERO).await.unwrap()
+                    convert_stale(&mut store.attempts.get().await.unwrap(), Duration::ZERO).await.unwrap()
                 }));
                 let waits =
                     "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";

@@ -25,7 +25,7 @@ fn range(day: i64) -> (Uuid, Uuid) {
 async fn five_processes_migrate_at_once_on_single_threaded_runtimes() {
     let db = Db::empty().await;
     let store = Store::connect(&db.settings(), 1).unwrap();
-    assert!(!schema_is_current(&mut *store.control.get().await.unwrap()).await.unwrap());
+    assert!(!schema_is_current(&mut store.control.get().await.unwrap()).await.unwrap());
     let migrations = (0..5).map(|_| {
         let settings = db.settings();
         tokio::task::spawn_blocking(move || {
@@ -38,7 +38,7 @@ async fn five_processes_migrate_at_once_on_single_threaded_runtimes() {
     let all = applied.len();
     applied.dedup();
     assert_eq!(applied.len(), all, "a migration was applied twice");
-    assert!(schema_is_current(&mut *store.control.get().await.unwrap()).await.unwrap());
+    assert!(schema_is_current(&mut store.control.get().await.unwrap()).await.unwrap());
 }
 
 #[tokio::test]

@@ -117,7 +117,7 @@ async fn a_terminated_backend_is_an_error_at_once_and_a_closed_connection_afterw
     let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'onceward'";
     let error = s
         .transaction("t", &LIMITS, async |s| {
-            let sleeping = async { run(s, "SELECT pg_sleep(7)").await };
+            let sleeping = async { run(s, "SELECT pg_sleep(2)").await };
             let killing = async {
                 db.until(
                     "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep')",

@@ -135,7 +135,8 @@ async fn each_update_moves_its_own_row_and_only_what_was_tried_counts() {
     committed(&mut s, async |s| update(s, &updates).await).await;
     let sql =
         "SELECT state, reason, error, note, attempts, next_attempt_at > now() + interval '50 minutes' FROM held_event ORDER BY id";
-    let rows: Vec<(String, String, String, Option<String>, i32, Option<bool>)> = db
+    type Row = (String, String, String, Option<String>, i32, Option<bool>);
+    let rows: Vec<Row> = db
         .outsider()
         .await
         .query(sql, &[])

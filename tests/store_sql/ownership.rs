@@ -126,5 +126,5 @@ async fn an_ordinary_role_may_ask_which_server_this_is() {
     outsider.batch_execute(&format!("CREATE ROLE {role}; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")).await.unwrap();
     let url = format!("{}?options=-c%20role%3D{role}", db.url());
     let plain = Store::connect(&crate::settings(url), 1).unwrap();
-    own(&mut *plain.control.get().await.unwrap(), 0).await;
+    own(&mut plain.control.get().await.unwrap(), 0).await;
 }
