@@ -85,7 +85,7 @@ impl Session {
     /// Names the statement of an error of this session and adds the SQLSTATE that Diesel hides. To be called before the next
     /// statement; an error that has both keeps them.
     pub fn db_error(&self, statement: &'static str, error: impl Into<DbError>) -> DbError {
-        error.into().completed(statement, self.wire.last_error())
+        error.into().completed(statement, &self.wire)
     }
 
     /// Begins a transaction (READ COMMITTED, limits set), runs `body` and commits, or rolls back if it failed.
@@ -116,17 +116,19 @@ impl Session {
         };
         // The end of a transaction has a statement's time for itself, however late it is.
         fuse.until = fuse.until.max(Instant::now() + limits.statement);
-        let ended = match result {
-            Ok(value) => self.commit(name, &mut fuse).await.map(|()| value),
+        let (ended, end_is_known) = match result {
+            Ok(value) => {
+                let committed = self.commit(name, &mut fuse).await;
+                let end_is_known = !matches!(committed, Err(TransactionError::CommitUnknown(_)));
+                (committed.map(|()| value), end_is_known)
+            }
+            // The body's error counts; the answer to ROLLBACK only decides whether the connection may live.
             Err(error) => {
-                // The body's error counts; the answer to ROLLBACK only decides whether the connection may live.
-                if fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await.is_err() {
-                    return Err(TransactionError::Body(error));
-                }
-                Err(TransactionError::Body(error))
+                let rolled_back = fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await;
+                (Err(TransactionError::Body(error)), rolled_back.is_ok())
             }
         };
-        if !matches!(ended, Err(TransactionError::CommitUnknown(_))) {
+        if end_is_known {
             fuse.state = FuseState::Spent;
             self.open = false;
         }

@@ -1,3 +1,5 @@
+//! An attempt is durable before the provider hears of it, and lives until its event is paid.
+
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};

@@ -1,3 +1,5 @@
+//! An id is claimed once per group.
+
 use diesel_async::SimpleAsyncConnection;
 use futures_util::future::join;
 use onceward::handler::EventDigest;

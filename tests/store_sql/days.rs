@@ -1,3 +1,5 @@
+//! The schema, the floor and the days above it.
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! Held records come back exactly, when they are due and in their order.
+
 use std::time::Duration;
 
 use onceward::handler::HeldReason;

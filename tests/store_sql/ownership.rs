@@ -1,3 +1,5 @@
+//! Epochs only grow, and only the current one writes.
+
 use futures_util::future::join;
 use onceward::record::{Epoch, NextOffset, RecordDigest};
 use onceward::store::consumed_partitions::{Fence, advance, bump, fence, has_rows, rebump};

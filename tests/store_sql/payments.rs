@@ -1,3 +1,5 @@
+//! One row per event, to the last decimal.
+
 use onceward::event::{Currency, Money};
 use onceward::store::ErrorClass;
 use onceward::store::payments::{PaymentRow, PaymentStatus, insert, look_up};
