@@ -124,7 +124,10 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
         let file = cli.config.clone().or(named);
         let config = Config::load(file.as_deref(), environment.iter().cloned(), needs).map_err(Failure::Usage)?;
-        log_to_stderr(&config.log);
+        // What a check finds, it says itself; the clients' own words would bury it.
+        if !matches!(cli.command, Command::Check(_)) {
+            log_to_stderr(&config.log);
+        }
         Ok(config)
     };
     match &cli.command {
@@ -188,7 +191,8 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Log lines go to standard error, so that results can be piped. A second call in one process changes nothing.
 fn log_to_stderr(log: &LogConfig) {
-    let filter = EnvFilter::try_new(&log.level).unwrap_or_default();
+    // A notice of the server is news to nobody; a directive in the configuration may say otherwise.
+    let filter = EnvFilter::try_new(format!("tokio_postgres=warn,{}", log.level)).unwrap_or_default();
     let lines = tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter);
     let _ = match log.format {
         LogFormat::Human => lines.with_ansi(io::stderr().is_terminal()).finish().try_init(),

@@ -240,7 +240,8 @@ type DueRow = (i64, i32, i64, Option<i64>, Option<Vec<u8>>, Vec<u8>, Option<Vec<
 
 fn read(row: DueRow) -> Result<DueHeld, DbError> {
     let (id, partition, offset, timestamp_ms, key, headers, payload, attempts, owns_claim, age_ms) = row;
-    let headers = unpack(&headers).ok_or_else(|| DbError::program("lock_due", format_args!("held event {id}: its headers are broken")))?;
+    let headers =
+        unpack(&headers).ok_or_else(|| DbError::program("lock_due", format_args!("held event {id}: its headers are broken")))?;
     let record = Record {
         partition,
         offset: Offset(offset),

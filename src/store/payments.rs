@@ -90,7 +90,9 @@ pub async fn look_up(s: &mut Session, ids: &[Uuid]) -> Result<Vec<PaymentRow>, D
 
 type Row = (Uuid, i64, i64, String, String, String, Option<String>, i32);
 
-fn read((event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts): Row) -> Result<PaymentRow, DbError> {
+fn read(
+    (event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts): Row,
+) -> Result<PaymentRow, DbError> {
     let unreadable = |what: &str| DbError::program("look_up_payments", format_args!("payment {event_id}: {what}"));
     let currency = Currency::from_code(&currency).map_err(|fault| unreadable(&format!("its currency {fault}")))?;
     let amount = Money::from_decimal(&amount, currency).map_err(|fault| unreadable(&format!("its amount {fault}")))?;

@@ -141,7 +141,8 @@ mod tests {
         for day in [0, 1, 20_000, 50_000] {
             let (first, next) = (first_id_of_day(day), first_id_of_day(day + 1));
             assert_eq!((first.get_version_num(), day_of(first)), (7, day));
-            let last = uuid::Builder::from_unix_timestamp_millis(u64::try_from((day + 1) * DAY_MS - 1).expect("positive"), &[255; 10]);
+            let last =
+                uuid::Builder::from_unix_timestamp_millis(u64::try_from((day + 1) * DAY_MS - 1).expect("positive"), &[255; 10]);
             let last = last.into_uuid();
             assert!(first < last && last < next && day_of(last) == day);
         }
