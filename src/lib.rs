@@ -1,7 +1,7 @@
 //! onceward applies each business event from Kafka once: one row in PostgreSQL, one charge at the provider.
 //!
 //! The modules stand in the order a record travels: [`record`] → [`event`] → [`handler`] (and [`billing`], the handler of the
-//! service) → [`pipeline`] → [`provider`], [`store`]; around them configuration, metrics, the admin port and the reconciler.
+//! service) → [`pipeline`] → [`provider`], [`store`]; before them a [`produce`]r, around them configuration, metrics, the admin port and the reconciler.
 
 pub mod record;
 
@@ -14,6 +14,8 @@ pub mod pipeline;
 
 pub mod provider;
 pub mod store;
+
+pub mod produce;
 
 pub mod audit;
 

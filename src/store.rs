@@ -19,6 +19,7 @@ pub mod dedup_key;
 pub mod held_events;
 pub mod payments;
 pub mod processed_events;
+pub mod reconcile;
 pub mod retention;
 
 use std::fmt;

@@ -51,7 +51,7 @@ impl PaymentStatus {
         }
     }
 
-    fn from_word(word: &str) -> Option<Self> {
+    pub(super) fn from_word(word: &str) -> Option<Self> {
         [Self::Charged, Self::Declined].into_iter().find(|status| status.as_str() == word)
     }
 }
