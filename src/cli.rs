@@ -5,7 +5,9 @@
 //!
 //! Invariant: nothing is started before the whole configuration has passed its checks.
 
+mod audit;
 mod check;
+mod produce;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -17,6 +19,8 @@ use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::audit::Audit;
+use self::produce::Produce;
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
 
@@ -62,12 +66,6 @@ struct Check {
     #[arg(long)]
     show_config: bool,
 }
-
-#[derive(Debug, Args)]
-struct Produce {}
-
-#[derive(Debug, Args)]
-struct Audit {}
 
 #[cfg(feature = "lab")]
 #[derive(Debug, Args)]
@@ -164,13 +162,13 @@ fn check(config: &Config) -> Result<(), Failure> {
 }
 
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
-    let _ = (config, arguments);
-    anyhow::bail!("`produce` is not built in yet")
+    say(&arguments.run(config)?)
 }
 
 fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
-    let _ = (config, arguments);
-    Err(anyhow::anyhow!("`audit` is not built in yet").into())
+    let (report, text) = runtime()?.block_on(arguments.run(config))?;
+    say(&text)?;
+    if report.adds_up() { Ok(()) } else { Err(Failure::Said) }
 }
 
 #[cfg(feature = "lab")]
@@ -244,6 +242,8 @@ mod tests {
         assert_eq!(exit_code(&["walk"], &[]), code(64));
         assert_eq!(exit_code(&["run", "--loudly"], &[]), code(64));
         assert_eq!(exit_code(&[], &[]), code(64));
+        assert_eq!(exit_code(&["produce"], &[]), code(64), "neither a file nor a count");
+        assert_eq!(exit_code(&["produce", "--count", "1", "--currencies", "EUR,XXQ"], &[]), code(64));
         assert_eq!(exit_code(&["run"], &[]), code(64), "nothing that is required is there");
         assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_KAFKA_TOPIK", "x")]), code(64));
         assert_eq!(exit_code(&["check", "--show-config", "--config", "/nowhere/at/all"], &[]), code(64));
