@@ -93,17 +93,18 @@ impl Session {
     /// The body's future is never dropped: past the budget its *connection* is closed, and the body is awaited to its error.
     ///
     /// # Errors
-    /// See [`TransactionError`]; only `CommitUnknown` leaves open what happened.
-    ///
-    /// # Panics
-    /// When a transaction is open already.
+    /// See [`TransactionError`]; only `CommitUnknown` leaves open what happened. After an error of class `Connection` this session is
+    /// of no more use; drop it and get another.
     pub async fn transaction<T, E: From<DbError>>(
         &mut self,
         name: &'static str,
         limits: &TimeLimits,
         body: impl AsyncFnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, TransactionError<E>> {
-        assert!(!self.open, "{name}: a transaction is open already");
+        if self.open {
+            let message = "a transaction is open, or its end is not known";
+            return Err(TransactionError::Begin(DbError::connection(name, message)));
+        }
         self.open = true;
         let mut fuse = Fuse { abort: self.abort_handle(), until: Instant::now() + limits.budget, state: FuseState::Armed };
         let begin = limits.begin();
