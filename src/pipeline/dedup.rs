@@ -381,7 +381,8 @@ async fn apply<H: Business>(
     };
     let applied = AssertUnwindSafe(engine.handler.apply(tx, &context, events)).catch_unwind().await;
     metrics::stage(metrics::Stage::Apply, started.elapsed());
-    Ok(applied.map_err(|_| BatchError::Panicked)??)
+    // A handler's own statements carry no SQLSTATE: the session knows the last one.
+    applied.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("apply", error)))
 }
 
 /// The partition's held events that are due: locked and read again instead of claimed, then the same effect.
