@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::handler::{Answers, BatchContext, Claimed, Event, Handler as Business, HeldReason, Outcome, StopFlag};
 use crate::held::{Next, RetryPolicy};
 use crate::metrics;
-use crate::pipeline::batch::{Batch, Counts};
+use crate::pipeline::batch::{Batch, Counts, decode_guarded};
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
@@ -401,7 +401,7 @@ async fn run_due<H: Business>(
             let mut due = Vec::with_capacity(rows.len());
             let mut events = Vec::with_capacity(rows.len());
             for row in &rows {
-                match engine.handler.decode(&row.record) {
+                match decode_guarded(&engine.handler, &row.record) {
                     Ok(event) => {
                         due.push(row);
                         events.push(Claimed::new(event, row.record.offset));

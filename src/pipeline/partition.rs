@@ -267,7 +267,7 @@ impl<H: Business> PartitionActor<H> {
                 Some(Ok(Some(taken))) => actor.go_on(taken, ctx),
                 Some(Ok(None)) => actor.end(Report::Fenced, ctx),
                 // A drain does not wait for the database.
-                Some(Err(_)) if actor.stop.is_raised() => {}
+                Some(Err(_)) if actor.drained.is_some() => {}
                 Some(Err(error)) => actor.recover(Again { error: error.to_string(), rebump: true, perhaps: None }, ctx),
             }
             actor.pump(ctx);

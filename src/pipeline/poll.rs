@@ -415,7 +415,16 @@ impl PollThread {
 
     /// Leaves the group. Everyone else holds the consumer for one call at a time, so being its last owner is a matter of waiting; the drop
     /// must happen here, because it polls until the group is left.
-    fn close(self) {
+    fn close(mut self) {
+        // librdkafka still waits for this answer, and would wait while closing.
+        let answered = match self.asked.take() {
+            Some(Rebalance::Assign(_)) => rebalance::assign(&self.consumer, &TopicPartitionList::new()),
+            Some(Rebalance::Revoke { partitions, .. }) => rebalance::unassign(&self.consumer, &self.list(partitions.into_iter())),
+            None => Ok(()),
+        };
+        if let Err(error) = answered {
+            warn!(%error, "the last rebalance could not be answered");
+        }
         self.consumer.context().close();
         self.partitions.into_iter().for_each(drop);
         let mut consumer = self.consumer;
