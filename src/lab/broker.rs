@@ -55,6 +55,19 @@ impl MockBroker {
         (0..self.partitions).map(|partition| Ok(self.host.client().fetch_watermarks(&self.topic, partition, PATIENCE)?.1)).collect()
     }
 
+    /// What a group has committed, partition by partition.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub fn committed(&self, group: &str) -> KafkaResult<Vec<Option<i64>>> {
+        let consumer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &self.address).set("group.id", group).create()?;
+        let mut wanted = TopicPartitionList::new();
+        wanted.add_partition_range(&self.topic, 0, self.partitions - 1);
+        let committed = consumer.committed_offsets(wanted, PATIENCE)?;
+        let offset = |partition| committed.find_partition(&self.topic, partition).and_then(|element| element.offset().to_raw());
+        Ok((0..self.partitions).map(|partition| offset(partition).filter(|offset| *offset >= 0)).collect())
+    }
+
     /// Commits the beginning of every partition for a group that has no members, as an operator does who wants everything replayed.
     ///
     /// The mock takes a known group's commit from members only, so this joins, commits and leaves. It also keeps a group that was
@@ -107,6 +120,7 @@ mod tests {
         }
         producer.flush(PATIENCE).unwrap();
         assert_eq!(broker.ends().unwrap(), [1, 2]);
+        assert_eq!(broker.committed("readers").unwrap(), [None, None]);
 
         let read_three_and_commit = || {
             let mut config = ClientConfig::new();
@@ -126,7 +140,9 @@ mod tests {
             consumer.commit(&all, CommitMode::Sync).unwrap();
         };
         read_three_and_commit();
+        assert_eq!(broker.committed("readers").unwrap(), [Some(1), Some(2)]);
         broker.rewind("readers").unwrap();
+        assert_eq!(broker.committed("readers").unwrap(), [Some(0), Some(0)]);
         read_three_and_commit();
     }
 }
