@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Database, Message, Order, Topic, eventually_equal};
+use crate::support::{Database, Message, Order, Topic, World, eventually_equal};
 
 #[test]
 fn a_topic_keeps_what_is_sent_and_a_group_can_be_set_back_and_forgotten() {
@@ -31,4 +31,12 @@ fn a_database_is_a_tests_own() {
     holder.rows("BEGIN; LOCK TABLE things");
     let refused = database.session().try_rows("SET lock_timeout = '50ms'; SELECT * FROM things");
     assert_eq!(refused.unwrap_err().code().unwrap().code(), "55P03");
+}
+
+#[test]
+fn the_scaled_down_configuration_is_one_that_the_engine_accepts() {
+    let world = World::new();
+    assert_eq!(world.database.count("SELECT count(*) FROM payment"), 0);
+    let checked = world.onceward(&["check"]);
+    assert!(checked.status.success(), "{}{}", String::from_utf8_lossy(&checked.stdout), String::from_utf8_lossy(&checked.stderr));
 }
