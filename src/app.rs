@@ -1,1 +1,334 @@
-//! (in the making)
+//! The service: everything wired together, started, and ended in order.
+//!
+//! In: a checked configuration and a handler. Out: success, or why the process must end. It owns the actor system. Whatever core part
+//! dies, the process ends non-zero within seconds and with readiness red: a service that is half alive is worse than one that restarts.
+//!
+//! Invariant: nothing is read before the schema is current, and success means that the group was left in order.
+
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use actix::prelude::*;
+use anyhow::{Context as _, bail};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use crate::admin::Admin;
+use crate::billing::Billing;
+use crate::config::{Config, ProviderConfig, ProviderKind};
+use crate::handler::Handler;
+use crate::held::RetryPolicy;
+use crate::metrics;
+use crate::pipeline::dedup::{Engine, Workers};
+use crate::pipeline::offset::OffsetActor;
+use crate::pipeline::payment::PaymentActor;
+use crate::pipeline::poll::PollThread;
+use crate::pipeline::rebalance::Rebalances;
+use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
+use crate::pipeline::window::Buffer;
+use crate::provider::{self, Client, Profile};
+use crate::retention::{Days, oldest_record_ms};
+use crate::status::{Readiness, Status};
+use crate::store::{self, Store, attempts, held_events, retention};
+
+/// The wait between two tries while the database or the broker is away at the start.
+const RETRY: Duration = Duration::from_millis(500);
+/// Beyond the drain: the last commit, and leaving the group.
+const LEAVE: Duration = Duration::from_secs(10);
+/// How often the database is asked whether it is there, and the held events are counted.
+const UPKEEP: Duration = Duration::from_secs(2);
+/// How often days are made ahead.
+const DAYS_AHEAD: Duration = Duration::from_secs(3600);
+
+/// Ends the process with a reason: the first one counts.
+#[derive(Clone, Debug)]
+pub struct Fatal(mpsc::UnboundedSender<String>);
+
+/// Ends the process when it is dropped: held by whatever must not die.
+#[derive(Debug)]
+pub struct DeathNotice {
+    who: &'static str,
+    fatal: Fatal,
+}
+
+/// Runs the service until SIGTERM or SIGINT: billing, on an actor system of its own.
+///
+/// # Errors
+/// Why the process must end with a non-zero code.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    System::new().block_on(async move {
+        let stop = stop_signal()?;
+        let billing = billing(&config)?;
+        serve(config, billing, stop).await
+    })
+}
+
+/// Runs the engine with any handler until `stop` resolves; to be awaited inside an actix system.
+///
+/// # Errors
+/// Why it cannot go on, or could not end in order.
+pub async fn serve<H: Handler>(config: Config, handler: impl FnOnce(&Store) -> H, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let (readiness, status) = (Readiness::new(), Status::default());
+    let admin = Admin { topic: config.kafka.topic.clone(), group: config.kafka.group.clone(), readiness: readiness.clone(), status: status.clone() };
+    let port = admin.open(config.admin.listen)?;
+    info!(address = %port.address, "admin port");
+    actix::spawn(port.server);
+
+    let store = Store::connect(&config.database.settings(), config.pipeline.partition_concurrency)?;
+    tokio::pin!(stop);
+    let floor = tokio::select! {
+        prepared = prepare(&config, &store, &readiness) => prepared?,
+        () = &mut stop => return Ok(()),
+    };
+    say_start(&config, floor);
+
+    let (fatal, mut ends) = Fatal::channel();
+    let supervisor = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), &fatal)?;
+    actix::spawn(upkeep(config.clone(), store, status, readiness.clone()));
+
+    tokio::select! {
+        reason = ends.recv() => {
+            let reason = reason.unwrap_or_default();
+            readiness.clear("process", reason.clone());
+            bail!(reason)
+        }
+        () = &mut stop => {}
+    }
+    info!("stopping: drain, commit, leave the group");
+    readiness.clear("process", "stopping");
+    let ended = tokio::time::timeout(config.pipeline.drain + LEAVE, supervisor.send(Shutdown)).await;
+    ended.context("the drain took too long; what had not settled comes again")??;
+    info!("left the group");
+    Ok(())
+}
+
+/// The service's own handler. A provider that is configured wrongly is found before anything is read.
+fn billing(config: &Config) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
+    let ProviderConfig { kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, .. } = config.provider.clone();
+    let profile = Profile { amount, key_life, key_life_margin, retry_after_cap, replays_stored_answers: config.provider.replays_stored_answers };
+    let client = match kind {
+        ProviderKind::None => None,
+        ProviderKind::Http => {
+            let url = url.context("provider.url is missing")?.to_string();
+            let token = token.map(|token| token.expose().to_owned());
+            Some(Client::new(&provider::Settings { url, token, call_timeout, max_in_flight, profile: profile.clone() })?)
+        }
+    };
+    Ok(move |store: &Store| match client {
+        None => Billing::without_provider(),
+        Some(client) => Billing::charging(store, PaymentActor::start(client, max_in_flight), profile),
+    })
+}
+
+/// Resolves at the first SIGTERM or SIGINT.
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// Waits for the database, brings the schema up to date, writes the floor's first value, makes the days ahead.
+async fn prepare(config: &Config, store: &Store, readiness: &Readiness) -> anyhow::Result<Uuid> {
+    let mut waited = false;
+    loop {
+        match prepare_once(config, store, readiness).await {
+            Ok(floor) => return Ok(floor),
+            Err(Prepare::Never(error)) => return Err(error),
+            Err(Prepare::NotYet { latch, reason }) => {
+                if !waited {
+                    warn!(latch, reason, "waiting");
+                    waited = true;
+                }
+                readiness.clear(latch, reason);
+            }
+        }
+        actix::clock::sleep(RETRY).await;
+    }
+}
+
+/// Why the start waits, or ends.
+enum Prepare {
+    NotYet { latch: &'static str, reason: String },
+    Never(anyhow::Error),
+}
+
+async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> Result<Uuid, Prepare> {
+    let database = |error: store::DbError| Prepare::NotYet { latch: Readiness::DATABASE, reason: error.to_string() };
+    let mut session = store.control.get().await.map_err(|error| database(error.into()))?;
+    readiness.set(Readiness::DATABASE);
+    if !store::schema_is_current(&mut session).await.map_err(database)? {
+        let applied = store::migrate(&config.database.settings()).await.map_err(|error| Prepare::Never(error.into()))?;
+        info!(?applied, "schema migrated");
+    }
+    readiness.set(Readiness::SCHEMA);
+    let floor = match retention::floor(&mut session).await.map_err(database)? {
+        Some(floor) => floor,
+        None => {
+            let (client, topic) = (config.kafka.kafka_client_config(), config.kafka.topic.clone());
+            let oldest = tokio::task::spawn_blocking(move || oldest_record_ms(client, &topic)).await.map_err(|error| Prepare::Never(error.into()))?;
+            let oldest = oldest.map_err(|reason| Prepare::NotYet { latch: Readiness::ASSIGNMENT, reason })?;
+            retention::init_floor(&mut session, config.retention.retention, oldest).await.map_err(database)?
+        }
+    };
+    retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await.map_err(database)?;
+    Ok(floor)
+}
+
+/// One line that says what this process is about to do with other people's money.
+fn say_start(config: &Config, floor: Uuid) {
+    let provider = config.provider.url.as_ref().map_or_else(|| "none: nobody is called".to_owned(), ToString::to_string);
+    info!(
+        topic = config.kafka.topic,
+        group = config.kafka.group,
+        start = ?config.kafka.start,
+        provider,
+        amount = ?config.provider.amount,
+        retention_floor = %crate::retention::day_text(floor),
+        partition_concurrency = config.pipeline.partition_concurrency,
+        "onceward {}",
+        env!("CARGO_PKG_VERSION")
+    );
+}
+
+fn start<H: Handler>(
+    config: &Config,
+    handler: H,
+    store: Store,
+    status: Status,
+    readiness: Readiness,
+    fatal: &Fatal,
+) -> anyhow::Result<Addr<Supervisor<H>>> {
+    let topic = config.kafka.topic.clone();
+    let consumer: BaseConsumer<Rebalances> =
+        config.kafka.kafka_client_config().create_with_context(Rebalances::default()).context("the Kafka client refuses its configuration")?;
+    consumer.subscribe(&[&topic]).context("the topic cannot be subscribed to")?;
+    let consumer = Arc::new(consumer);
+    let weak: Weak<_> = Arc::downgrade(&consumer);
+
+    let (commands, obeyed) = channel();
+    let (events, asked) = mpsc::unbounded_channel();
+    let buffer = Buffer::new(config.pipeline.buffer_bytes, commands.clone());
+    PollThread::start(consumer, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"));
+
+    let offsets = OffsetActor::new(topic.clone(), weak.clone(), config.kafka.commit_interval, status.clone(), fatal.notice("OffsetActor")).start();
+    let engine = Engine {
+        handler,
+        store,
+        group: config.kafka.group.as_str().into(),
+        topic,
+        owner: owner(),
+        limits: config.database.settings().limits,
+        effect_deadline: config.provider.effect_deadline,
+        batch_max: config.pipeline.batch_max,
+        retry: RetryPolicy {
+            max_attempts: config.retry.max_attempts,
+            max_age: config.retry.max_age,
+            backoff_min: config.retry.backoff_min,
+            backoff_max: config.retry.backoff_max,
+        },
+        future_skew: config.retention.future_skew,
+        days: Days::default(),
+        status: status.clone(),
+    };
+    let workers = Workers::start(Arc::new(engine), offsets.clone(), config.pipeline.partition_concurrency);
+    let wiring = Wiring {
+        workers,
+        offsets,
+        commands,
+        consumer: weak,
+        start: config.kafka.start,
+        drain: config.pipeline.drain,
+        status,
+        readiness,
+        fatal: fatal.clone(),
+    };
+    Ok(Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start())
+}
+
+/// Who we are, for people who look at `consumed_partition`.
+fn owner() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "unknown".to_owned());
+    format!("{}:{}", host.trim(), std::process::id())
+}
+
+/// What must be looked at now and then, whoever owns the partitions. Every failure here is the database's, and shows in readiness.
+async fn upkeep(config: Config, store: Store, status: Status, readiness: Readiness) {
+    let mut days_made = actix::clock::Instant::now();
+    let mut ticks = actix::clock::interval(UPKEEP);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        show_pools(&store);
+        let make_days = days_made.elapsed() >= DAYS_AHEAD;
+        match upkeep_once(&config, &store, &status, make_days).await {
+            Ok(()) => {
+                readiness.set(Readiness::DATABASE);
+                if make_days {
+                    days_made = actix::clock::Instant::now();
+                }
+            }
+            Err(error) => readiness.clear(Readiness::DATABASE, error.to_string()),
+        }
+    }
+}
+
+async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days: bool) -> Result<(), store::DbError> {
+    let mut session = store.control.get().await?;
+    status.held(held_events::counts(&mut session, &config.kafka.group, &config.kafka.topic).await?);
+    // What an owner that never came back has left open: older than any transaction can be.
+    attempts::convert_stale(&mut session, 2 * config.database.transaction_budget).await?;
+    if make_days {
+        retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await?;
+    }
+    Ok(())
+}
+
+fn show_pools(store: &Store) {
+    let pools = [
+        (metrics::PoolName::Claims, &store.claims),
+        (metrics::PoolName::Attempts, &store.attempts),
+        (metrics::PoolName::Control, &store.control),
+    ];
+    for (name, pool) in pools {
+        let pool = pool.status();
+        metrics::pool_in_use(name, pool.size.saturating_sub(pool.available));
+    }
+}
+
+impl Fatal {
+    /// The sender and where the reasons arrive.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::UnboundedReceiver<String>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Self(sender), receiver)
+    }
+
+    /// Asks for the end.
+    pub fn end(&self, reason: impl Into<String>) {
+        let reason = reason.into();
+        error!(reason, "the process must end");
+        // After the first reason nobody listens any more.
+        let _ = self.0.send(reason);
+    }
+
+    /// A notice that asks for the end when `who` dies.
+    #[must_use]
+    pub fn notice(&self, who: &'static str) -> DeathNotice {
+        DeathNotice { who, fatal: self.clone() }
+    }
+}
+
+impl Drop for DeathNotice {
+    fn drop(&mut self) {
+        // After an orderly stop nobody listens any more; before it, this is the reason the process ends for.
+        let _ = self.fatal.0.send(format!("the {} died", self.who));
+    }
+}

@@ -1,1 +1,186 @@
-//! (in the making)
+//! Billing: one payment row and one charge per confirmed order.
+//!
+//! In: claimed [`OrderConfirmed`] events, inside the engine's transaction. Out: their rows in `payment`, what is left of their
+//! attempts, and one outcome each. It owns nothing between two batches; answers live in the engine's [`Answers`]. If it dies here,
+//! the transaction rolls back, the attempts stay, and every answer that had come is still kept.
+//!
+//! Invariant: nobody is called whose attempt is not durable, who has a payment already, whose answer is known, or whose key the
+//! provider may have forgotten; and every event that was called for leaves a payment row or an attempt.
+//!
+//! This file reads and writes; what follows from what was read is decided in [`verdict`].
+
+mod verdict;
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant, SystemTime};
+
+use actix::Addr;
+use uuid::Uuid;
+
+use self::verdict::Verdict;
+use crate::event::{self, OrderConfirmed};
+use crate::handler::{BatchContext, Claimed, Handler, Outcome, Rejection};
+use crate::pipeline::payment::{Called, Charge, ChargeBatch, Kept, PaymentActor};
+use crate::provider::Profile;
+use crate::record::Record;
+use crate::store::attempts::{self, NewAttempt, Opened};
+use crate::store::payments::{self, PaymentRow};
+use crate::store::{DbError, Pool, Session, Store};
+
+/// How long a batch waits before it looks for the payment actor again.
+const NO_ACTOR_WAIT: Duration = Duration::from_secs(1);
+
+/// The handler; see the head of this file.
+#[derive(Debug)]
+pub struct Billing {
+    provider: Option<Provider>,
+}
+
+#[derive(Debug)]
+struct Provider {
+    /// A pool of its own: an attempt is committed while the batch's transaction is open.
+    attempts: Pool,
+    payment: Addr<PaymentActor>,
+    profile: Profile,
+}
+
+impl Billing {
+    /// Charges at the provider.
+    #[must_use]
+    pub fn charging(store: &Store, payment: Addr<PaymentActor>, profile: Profile) -> Self {
+        Self { provider: Some(Provider { attempts: store.attempts.clone(), payment, profile }) }
+    }
+
+    /// Writes payment rows and calls nobody (`provider.kind = "none"`).
+    #[must_use]
+    pub const fn without_provider() -> Self {
+        Self { provider: None }
+    }
+}
+
+impl Handler for Billing {
+    type Event = OrderConfirmed;
+    type Answer = Kept;
+
+    fn decode(&self, record: &Record) -> Result<OrderConfirmed, Rejection> {
+        event::decode(record.payload.as_deref())
+    }
+
+    async fn apply(
+        &self,
+        tx: &mut Session,
+        ctx: &BatchContext<Kept>,
+        events: &[Claimed<OrderConfirmed>],
+    ) -> Result<Vec<Outcome>, DbError> {
+        let events: Vec<&OrderConfirmed> = events.iter().map(Claimed::event).collect();
+        match &self.provider {
+            Some(provider) => provider.apply(tx, ctx, &events).await,
+            None => {
+                let rows = events.iter().map(|event| Some(verdict::row_without_provider(event))).collect();
+                write_rows(tx, rows).await.map(|written| written.into_iter().map(|row| row.unwrap_or(Outcome::Applied)).collect())
+            }
+        }
+    }
+}
+
+impl Provider {
+    async fn apply(&self, tx: &mut Session, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed]) -> Result<Vec<Outcome>, DbError> {
+        // Before anything else that takes time: the wall clock must count a suspension from here on.
+        let deadline_wall = SystemTime::now() + ctx.deadline.saturating_duration_since(Instant::now());
+        let Some(opened) = self.open(ctx, events).await? else {
+            // Fenced: the partition is somebody else's. Nothing of this transaction can count any more.
+            ctx.stop.raise();
+            return Ok(vec![Outcome::NotStarted { wait: Duration::ZERO }; events.len()]);
+        };
+        let mut verdicts = self.judge(ctx, events, opened);
+        self.call(ctx, deadline_wall, &mut verdicts).await;
+
+        let rows = events.iter().zip(&verdicts).map(|(event, verdict)| verdict.payment_row(event)).collect();
+        let written = write_rows(tx, rows).await?;
+        let outcomes: Vec<Outcome> =
+            verdicts.iter().zip(written).map(|(verdict, written)| written.unwrap_or_else(|| verdict.outcome())).collect();
+
+        let paid = |outcome: &Outcome| matches!(outcome, Outcome::Applied | Outcome::Declined);
+        let settled: Vec<Uuid> =
+            events.iter().zip(&outcomes).filter(|(_, outcome)| paid(outcome)).map(|(event, _)| event.event_id).collect();
+        let begun = without_payment(tx, ctx, events, &settled).await?;
+        attempts::settle(tx, ctx.source, &begun, &settled).await?;
+        Ok(outcomes)
+    }
+
+    /// Makes the attempts of all events durable that may be asked for now. `None`: fenced.
+    async fn open(&self, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed]) -> Result<Option<Opened>, DbError> {
+        let to_ask = events.iter().filter(|event| !ctx.answers.get(event.event_id).is_some_and(|kept| verdict::is_final(&kept)));
+        let new: Vec<NewAttempt> = to_ask.map(|event| verdict::new_attempt(event, &self.profile)).collect();
+        if new.is_empty() {
+            return Ok(Some(Opened::default()));
+        }
+        let mut session = self.attempts.get().await?;
+        attempts::open(&mut session, ctx.source, ctx.epoch, &new).await
+    }
+
+    fn judge(&self, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed], opened: Opened) -> Vec<Verdict> {
+        let payments: HashMap<Uuid, PaymentRow> = opened.payments.into_iter().map(|row| (row.event_id, row)).collect();
+        let mut known: HashMap<Uuid, _> = opened.attempts.into_iter().map(|attempt| (attempt.event_id, attempt)).collect();
+        let verdict = |event: &&OrderConfirmed| {
+            let id = event.event_id;
+            verdict::judge(event, ctx.answers.get(id), payments.get(&id), known.remove(&id), &self.profile)
+        };
+        events.iter().map(verdict).collect()
+    }
+
+    /// Asks for every charge that is to be asked for, and puts what became of it in its place.
+    async fn call(&self, ctx: &BatchContext<Kept>, deadline_wall: SystemTime, verdicts: &mut [Verdict]) {
+        let charges: Vec<Charge> = verdicts.iter().filter_map(Verdict::charge).cloned().collect();
+        if charges.is_empty() {
+            return;
+        }
+        let (stop, answers) = (ctx.stop.clone(), ctx.answers.clone());
+        let batch = ChargeBatch { charges, deadline: ctx.deadline, deadline_wall, stop, answers };
+        let called = self.payment.send(batch).await.map_err(|fault| {
+            tracing::error!(%fault, source = %ctx.source, "the payment actor did not answer; calls that had begun are unknown");
+        });
+        let mut called = called.unwrap_or_default().into_iter();
+        for verdict in verdicts {
+            let Verdict::Ask(charge) = verdict else { continue };
+            let unanswered = || match ctx.answers.get(charge.event_id) {
+                Some(begun) => Called::Answered(begun),
+                None => Called::NotStarted { wait: NO_ACTOR_WAIT },
+            };
+            *verdict = called.next().unwrap_or_else(unanswered).into();
+        }
+    }
+}
+
+/// Writes the rows. For a row that another one stood in the way of, what the comparison says; `None` for every other event.
+async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>) -> Result<Vec<Option<Outcome>>, DbError> {
+    let new: Vec<PaymentRow> = rows.iter().flatten().cloned().collect();
+    let written = payments::insert(tx, &new).await?;
+    let missing: Vec<Uuid> = new.iter().map(|row| row.event_id).filter(|id| !written.contains(id)).collect();
+    let found = payments::look_up(tx, &missing).await?;
+    let missing: HashSet<Uuid> = missing.into_iter().collect();
+    let compare = |row: Option<PaymentRow>| {
+        let row = row.filter(|row| missing.contains(&row.event_id))?;
+        Some(verdict::compare(&row, found.iter().find(|found| found.event_id == row.event_id)))
+    };
+    Ok(rows.into_iter().map(compare).collect())
+}
+
+/// Every begun attempt that stays without a payment: of this batch, and of earlier tries that were rolled back.
+async fn without_payment(
+    tx: &mut Session,
+    ctx: &BatchContext<Kept>,
+    events: &[&OrderConfirmed],
+    settled: &[Uuid],
+) -> Result<Vec<attempts::BegunAttempt>, DbError> {
+    let settled: HashSet<Uuid> = settled.iter().copied().collect();
+    let here: HashSet<Uuid> = events.iter().map(|event| event.event_id).collect();
+    let mut kept = ctx.answers.all();
+    kept.retain(|(id, _)| !settled.contains(id));
+    let elsewhere: Vec<Uuid> = kept.iter().map(|(id, _)| *id).filter(|id| !here.contains(id)).collect();
+    let paid: HashSet<Uuid> = payments::look_up(tx, &elsewhere).await?.into_iter().map(|row| row.event_id).collect();
+    kept.retain(|(id, _)| !paid.contains(id));
+    // In the order of their ids, so that two transactions lock rows in one order.
+    kept.sort_unstable_by_key(|(id, _)| *id);
+    Ok(kept.into_iter().map(|(id, kept)| verdict::begun_attempt(id, kept)).collect())
+}

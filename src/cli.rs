@@ -138,8 +138,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
 }
 
 fn run(config: Config) -> anyhow::Result<()> {
-    let _ = config;
-    anyhow::bail!("`run` is not built in yet")
+    crate::app::run(config)
 }
 
 fn migrate(config: &Config) -> anyhow::Result<()> {

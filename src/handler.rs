@@ -281,7 +281,7 @@ pub trait Handler: Send + Sync + 'static {
     /// The decoded event.
     type Event: Event;
     /// What the downstream said about one event.
-    type Answer: Clone + Send + Sync + 'static;
+    type Answer: Clone + fmt::Debug + Send + Sync + 'static;
 
     /// Decodes and validates one record, reporting all its faults together.
     ///

@@ -10,7 +10,9 @@ pub mod handler;
 
 pub mod billing;
 
+pub mod held;
 pub mod pipeline;
+pub mod retention;
 
 pub mod provider;
 pub mod store;

@@ -155,6 +155,12 @@ pub fn commit_failed() {
     COMMITS.add(Commit::Failed as usize, 1);
 }
 
+/// A confirmation came from an earlier assignment and was not counted.
+pub fn stale_confirmation() {}
+
+/// The Kafka client reported an error that it recovers from by itself.
+pub fn client_error() {}
+
 /// Connections of a pool that are in use now.
 pub fn pool_in_use(pool: PoolName, connections: usize) {
     POOL_IN_USE.set(pool as usize, connections as u64);
@@ -425,7 +431,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
-        status.partition_gone(7, Epoch(4));
+        status.partition_gone(7);
         assert!(!render(&status).contains("partition=\"7\""));
     }
 

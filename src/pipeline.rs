@@ -1,1 +1,20 @@
-//! (in the making)
+//! The path of a record: poll thread → PartitionActor → DedupActor → (handler, PaymentActor) → OffsetActor → Kafka.
+//!
+//! Who owns what: the poll thread the consumer, the Supervisor the partitions' lives, a PartitionActor its window, a DedupActor the
+//! transaction, the OffsetActor what Kafka is told. Everything between them is a message.
+
+pub mod poll;
+pub mod rebalance;
+
+pub mod start;
+pub mod supervisor;
+pub mod takeover;
+
+pub mod partition;
+pub mod window;
+
+pub mod batch;
+pub mod dedup;
+pub mod payment;
+
+pub mod offset;

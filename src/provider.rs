@@ -13,7 +13,8 @@ use std::time::Duration;
 
 pub use self::answer::Answer;
 pub use self::client::{Client, ClientError};
-pub use self::profile::{AmountForm, Profile};
+pub use self::profile::Profile;
+pub use crate::config::AmountForm;
 
 /// What the provider's room must be told. It holds the token, so it shows itself without it.
 #[derive(Clone)]

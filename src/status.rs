@@ -54,12 +54,21 @@ impl Status {
         self.lock().partitions.insert(partition, PartitionStatus::new(epoch));
     }
 
-    /// The partition is no longer ours under this epoch. After a newer owner in this same process has taken it, nothing happens.
-    pub fn partition_gone(&self, partition: i32, epoch: Epoch) {
+    /// The partition is no longer ours.
+    pub fn partition_gone(&self, partition: i32) {
+        self.lock().partitions.remove(&partition);
+    }
+
+    /// The owner took a new epoch and went on.
+    pub fn epoch(&self, partition: i32, from: Epoch, to: Epoch) {
+        self.change(partition, from, |known| known.epoch = to);
+    }
+
+    /// The partition is ours and waits for a person.
+    pub fn stopped(&self, partition: i32, reason: &str) {
         let mut view = self.lock();
-        if view.partitions.get(&partition).is_some_and(|known| known.epoch <= epoch) {
-            view.partitions.remove(&partition);
-        }
+        let known = view.partitions.entry(partition).or_insert_with(|| PartitionStatus::new(Epoch(0)));
+        known.stopped = Some(reason.to_owned());
     }
 
     /// Changes what is known of an owned partition; a change by another epoch than the owning one is dropped.
@@ -141,6 +150,8 @@ impl Readiness {
     pub const SCHEMA: &'static str = "schema";
     /// The first assignment is over.
     pub const ASSIGNMENT: &'static str = "assignment";
+    /// No partition of ours waits for a person.
+    pub const PARTITIONS: &'static str = "partitions";
 
     /// With the three latches of the service, all red.
     #[must_use]
@@ -184,7 +195,7 @@ mod tests {
     fn a_late_change_brings_no_partition_back() {
         let status = Status::default();
         status.partition_owned(3, Epoch(1));
-        status.partition_gone(3, Epoch(1));
+        status.partition_gone(3);
         status.frontier(3, Epoch(1), NextOffset(9));
         status.end(3, NextOffset(9));
         assert!(status.snapshot().partitions.is_empty());
@@ -196,7 +207,6 @@ mod tests {
         status.partition_owned(3, Epoch(1));
         status.partition_owned(3, Epoch(2));
         status.frontier(3, Epoch(1), NextOffset(9));
-        status.partition_gone(3, Epoch(1));
         assert_eq!(status.snapshot().partitions, BTreeMap::from([(3, PartitionStatus::new(Epoch(2)))]));
     }
 

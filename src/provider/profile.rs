@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::config::AmountForm;
 use crate::event::Money;
 
 /// How one provider wants to be spoken to.
@@ -22,15 +23,6 @@ pub struct Profile {
     pub retry_after_cap: Duration,
     /// A known key always gets its first answer again, so that a refusal after an unknown answer proves that nothing was charged.
     pub replays_stored_answers: bool,
-}
-
-/// The form of `amount` in a charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AmountForm {
-    /// A JSON number with exactly the currency's decimals: `10.00` EUR, `500` JPY.
-    Decimal,
-    /// A whole number of the currency's smallest unit: `1000` for 10.00 EUR, `500` for 500 JPY.
-    MinorUnits,
 }
 
 /// The path of a charge below the provider's base address.

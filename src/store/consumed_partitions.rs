@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use diesel::prelude::*;
-use diesel::sql_types::{BigInt, Integer, Nullable, Text};
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text};
 use uuid::Uuid;
 
 use super::schema::consumed_partition;
@@ -111,6 +111,16 @@ pub async fn has_rows(s: &mut Session, group: &str, topic: &str) -> Result<bool,
     s.within("has_rows", async |s| Ok(s.row("has_rows", found).await?.unwrap_or(false))).await
 }
 
+/// Writes the start of a new group for all partitions of its topic at once; a partition that has a row keeps it.
+///
+/// # Errors
+/// The statement failed.
+pub async fn pin(s: &mut Session, group: &str, topic: &str, starts: &[(i32, NextOffset)]) -> Result<(), DbError> {
+    let (partitions, offsets): (Vec<i32>, Vec<i64>) = starts.iter().map(|(partition, start)| (*partition, start.0)).unzip();
+    let pin = Pin { group, topic, partitions: &partitions, offsets: &offsets };
+    s.within("pin", async |s| s.change("pin", pin).await.map(drop)).await
+}
+
 /// How long a bump waits for the old owner's batch before it is tried anew: its connection serves other partitions too.
 const BUMP_WAIT: Duration = Duration::from_secs(1);
 
@@ -175,6 +185,17 @@ statement! {
              system_identifier = coalesce(p.system_identifier, excluded.system_identifier),
              timeline = coalesce(p.timeline, excluded.timeline)
          RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline"
+    }
+}
+
+statement! {
+    Pin<'a> {
+        group: &'a str => Text, topic: &'a str => Text, partitions: &'a [i32] => Array<Integer>, offsets: &'a [i64] => Array<BigInt>,
+    } -> () {
+        "INSERT INTO consumed_partition (consumer_group, topic, partition, owner, epoch, next_offset)
+         SELECT :group, :topic, start.partition, 'nobody', 1, start.next_offset
+         FROM unnest(:partitions, :offsets) AS start (partition, next_offset)
+         ON CONFLICT (consumer_group, topic, partition) DO NOTHING"
     }
 }
 

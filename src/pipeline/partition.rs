@@ -1,0 +1,392 @@
+//! One partition: its window, its held events that are due, one batch in flight.
+//!
+//! In: records from the poll thread, the end of each batch. Out: batches for a DedupActor, and reports to the Supervisor when this actor
+//! cannot go on. It owns the window. If it dies here, the Supervisor starts another at the frontier; the records are read again.
+//!
+//! Invariant: one batch is in flight, be it of the window or of held events, and nothing starts once the stop flag is raised.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::prelude::*;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{error, info, warn};
+
+use crate::handler::{Answers, Handler as Business, StopFlag};
+use crate::metrics;
+use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Workers, Written};
+use crate::pipeline::poll::Records;
+use crate::pipeline::supervisor::{Report, Reported};
+use crate::pipeline::window::Window;
+use crate::record::{Epoch, NextOffset, SourceId};
+use crate::store::consumed_partitions::{self, Ownership};
+use crate::store::{DbError, attempts, held_events};
+
+/// Hand-overs that may wait; more makes the poll thread wait.
+const MAILBOX: usize = 64;
+/// Waits between tries while the database is away: from the first to the longest.
+const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// What a partition begins with: positioned, fenced, and with the attempts of its past converted.
+#[derive(Debug)]
+pub struct Positioned {
+    /// The partition.
+    pub partition: i32,
+    /// Its row and our epoch.
+    pub source: SourceId,
+    /// Our epoch.
+    pub epoch: Epoch,
+    /// What the row says.
+    pub written: Written,
+    /// The first offset to settle.
+    pub base: NextOffset,
+    /// What Kafka had when it was taken over.
+    pub committed: Option<NextOffset>,
+    /// When the first held event is due.
+    pub next_due: Option<Duration>,
+}
+
+/// The actor.
+#[derive(Debug)]
+pub struct PartitionActor<H: Business> {
+    workers: Arc<Workers<H>>,
+    supervisor: mpsc::UnboundedSender<Reported>,
+    /// Which start of this partition this is; reports of an earlier one are ignored.
+    run: u64,
+    partition: i32,
+    source: SourceId,
+    epoch: Epoch,
+    written: Written,
+    window: Window,
+    answers: Answers<H::Answer>,
+    stop: StopFlag,
+    batch_max: usize,
+    due: Option<Instant>,
+    not_before: Option<Instant>,
+    due_last: bool,
+    state: State,
+    outages: u32,
+    drained: Option<oneshot::Sender<()>>,
+    /// The chain broke while a batch was in flight: that batch ends first.
+    broken: bool,
+    timer: Option<SpawnHandle>,
+    alive: DiedNotice,
+}
+
+/// What the actor does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing is in flight; a batch starts when there is work.
+    Idle,
+    /// A batch is in flight, or waits for a DedupActor or for the database.
+    Busy,
+    /// Nothing starts any more.
+    Ended,
+}
+
+/// Tells the Supervisor when the actor ends without having said why.
+#[derive(Debug)]
+struct DiedNotice {
+    partition: i32,
+    run: u64,
+    supervisor: mpsc::UnboundedSender<Reported>,
+    armed: bool,
+}
+
+/// Start nothing more, end what runs, and answer when it has ended.
+#[derive(Message, Debug)]
+#[rtype(result = "()")]
+pub struct Drain;
+
+impl<H: Business> PartitionActor<H> {
+    /// An actor at its position. `stop` is shared with whoever may end it; `answers` outlive it.
+    #[must_use]
+    pub fn new(
+        at: &Positioned,
+        run: u64,
+        workers: Arc<Workers<H>>,
+        answers: Answers<H::Answer>,
+        stop: StopFlag,
+        supervisor: mpsc::UnboundedSender<Reported>,
+    ) -> Self {
+        Self {
+            run,
+            partition: at.partition,
+            source: at.source,
+            epoch: at.epoch,
+            written: at.written,
+            window: Window::positioned(at.base),
+            answers,
+            stop,
+            batch_max: workers.engine().batch_max,
+            workers,
+            due: at.next_due.map(|wait| Instant::now() + wait),
+            not_before: None,
+            due_last: false,
+            state: State::Idle,
+            outages: 0,
+            drained: None,
+            broken: false,
+            timer: None,
+            alive: DiedNotice { partition: at.partition, run, supervisor: supervisor.clone(), armed: true },
+            supervisor,
+        }
+    }
+
+    /// Starts a batch if nothing is in flight and something is to do.
+    fn pump(&mut self, ctx: &mut Context<Self>) {
+        if self.state != State::Idle {
+            return;
+        }
+        if self.stop.is_raised() {
+            self.end_if_draining(ctx);
+            return;
+        }
+        if self.broken {
+            self.end(Report::ChainBroken, ctx);
+            return;
+        }
+        if !self.has_work(ctx) {
+            return;
+        }
+        self.state = State::Busy;
+        let asked = Instant::now();
+        let workers = Arc::clone(&self.workers);
+        // The batch is taken once a DedupActor is free: what arrives while waiting still joins it.
+        let batch = async move { workers.borrow().await }.into_actor(self).then(move |worker, actor, _| {
+            metrics::stage(metrics::Stage::Wait, asked.elapsed());
+            let batch = actor.next_batch();
+            async move {
+                match batch {
+                    Some(batch) => Some(worker.run(batch).await),
+                    None => None,
+                }
+            }
+            .into_actor(actor)
+        });
+        ctx.spawn(batch.map(|done, actor, ctx| actor.take(done, ctx)));
+    }
+
+    fn has_work(&mut self, ctx: &mut Context<Self>) -> bool {
+        let now = Instant::now();
+        if let Some(not_before) = self.not_before.filter(|not_before| *not_before > now) {
+            self.wake(not_before - now, ctx);
+            return false;
+        }
+        self.not_before = None;
+        match self.due.filter(|due| *due > now) {
+            Some(due) if self.window.is_empty() => {
+                self.wake(due - now, ctx);
+                false
+            }
+            Some(_) => true,
+            None => self.due.is_some() || !self.window.is_empty(),
+        }
+    }
+
+    /// Held events that are due and the window take turns, so that neither starves.
+    fn next_batch(&mut self) -> Option<RunBatch<H::Answer>> {
+        if self.stop.is_raised() {
+            return None;
+        }
+        let is_due = self.due.is_some_and(|due| due <= Instant::now());
+        let due_now = is_due && (!self.due_last || self.window.is_empty());
+        self.due_last = due_now;
+        let work = if due_now {
+            self.due = None;
+            Work::Due(self.batch_max)
+        } else {
+            Work::Window(self.window.take(self.batch_max)?)
+        };
+        Some(RunBatch {
+            partition: self.partition,
+            source: self.source,
+            epoch: self.epoch,
+            written: self.written,
+            work,
+            answers: self.answers.clone(),
+            stop: self.stop.clone(),
+        })
+    }
+
+    /// The end of a batch: the one place where it becomes a state.
+    fn take(&mut self, done: Option<Done>, ctx: &mut Context<Self>) {
+        self.state = State::Idle;
+        match done {
+            None => {}
+            Some(Done::Settled(settled)) => self.settle(&settled),
+            Some(Done::Again(again)) => {
+                self.window.abandon();
+                self.recover(again, ctx);
+            }
+            Some(Done::Fenced) => self.end(Report::Fenced, ctx),
+            Some(Done::Stop(reason)) => self.end(Report::Stop(reason), ctx),
+        }
+        self.pump(ctx);
+    }
+
+    fn settle(&mut self, settled: &Settled) {
+        let now = Instant::now();
+        self.outages = 0;
+        if let Some(frontier) = settled.frontier {
+            self.window.settle(&settled.given_back);
+            assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
+            self.written = Written::known(Some(frontier.next_offset));
+            self.workers.engine().status.frontier(self.partition, self.epoch, frontier.next_offset);
+        }
+        self.show_window();
+        let next_due = settled.next_due.map(|wait| now + wait);
+        self.due = match settled.frontier {
+            Some(_) => [self.due, next_due].into_iter().flatten().min(),
+            None => next_due,
+        };
+        // After events that were not started the next batch is small, and grows again.
+        let full = self.workers.engine().batch_max;
+        self.batch_max = if settled.given_back.is_empty() { full } else { (2 * settled.started).clamp(1, full) };
+        self.not_before = settled.wait.map(|wait| now + wait);
+    }
+
+    /// After an outage: wait, take a new epoch where the database may have gone back, and go on with the same window.
+    fn recover(&mut self, again: Again, ctx: &mut Context<Self>) {
+        self.outages += 1;
+        if self.outages == 1 {
+            warn!(partition = self.partition, error = again.error, "the batch runs again");
+        }
+        self.written.perhaps = self.written.perhaps.max(again.perhaps);
+        self.state = State::Busy;
+        let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
+        let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);
+        let recovered = async move {
+            actix::clock::sleep(wait).await;
+            if again.rebump { Some(take_new_epoch(&workers, source, epoch).await) } else { None }
+        };
+        ctx.spawn(recovered.into_actor(self).map(|recovered, actor, ctx| {
+            actor.state = State::Idle;
+            match recovered {
+                None => {}
+                Some(Ok(Some(taken))) => actor.go_on(taken, ctx),
+                Some(Ok(None)) => actor.end(Report::Fenced, ctx),
+                // A drain does not wait for the database.
+                Some(Err(_)) if actor.stop.is_raised() => {}
+                Some(Err(error)) => actor.recover(Again { error: error.to_string(), rebump: true, perhaps: None }, ctx),
+            }
+            actor.pump(ctx);
+        }));
+    }
+
+    fn go_on(&mut self, (ownership, next_due): (Ownership, Option<Duration>), ctx: &mut Context<Self>) {
+        if let Some(words) = ownership.went_back {
+            self.end(Report::Stop(words), ctx);
+        } else if !self.written.allows(ownership.next_offset) {
+            let words = format!("consumed_partition.next_offset is {:?}, but this owner wrote {:?}", ownership.next_offset, self.written);
+            self.end(Report::Stop(format!("{words}: the database went back in time")), ctx);
+        } else {
+            info!(partition = self.partition, epoch = ownership.epoch.0, "took a new epoch after an outage");
+            self.workers.engine().status.epoch(self.partition, self.epoch, ownership.epoch);
+            self.epoch = ownership.epoch;
+            self.written = Written::known(ownership.next_offset);
+            self.due = next_due.map(|wait| Instant::now() + wait);
+        }
+    }
+
+    fn end(&mut self, report: Report, ctx: &mut Context<Self>) {
+        self.state = State::Ended;
+        self.stop.raise();
+        self.alive.armed = false;
+        let _ = self.supervisor.send(Reported { partition: self.partition, run: self.run, report });
+        self.end_if_draining(ctx);
+        ctx.stop();
+    }
+
+    fn show_window(&self) {
+        self.workers.engine().status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
+    }
+
+    /// Looks again later; a newer look replaces the one that waits.
+    fn wake(&mut self, after: Duration, ctx: &mut Context<Self>) {
+        if let Some(timer) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        self.timer = Some(ctx.run_later(after, |actor, ctx| {
+            actor.timer = None;
+            actor.pump(ctx);
+        }));
+    }
+
+    fn end_if_draining(&mut self, ctx: &mut Context<Self>) {
+        if self.state == State::Busy {
+            return;
+        }
+        if let Some(drained) = self.drained.take() {
+            self.state = State::Ended;
+            self.alive.armed = false;
+            // Whoever drains may have run out of patience.
+            let _ = drained.send(());
+            ctx.stop();
+        }
+    }
+}
+
+/// Compare-and-set on the epoch, then what every bump is followed by: attempts of the past are converted and due times read.
+async fn take_new_epoch<H: Business>(
+    workers: &Workers<H>,
+    source: SourceId,
+    epoch: Epoch,
+) -> Result<Option<(Ownership, Option<Duration>)>, DbError> {
+    let engine = workers.engine();
+    let mut session = engine.store.control.get().await.map_err(DbError::from)?;
+    let Some(ownership) = consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await? else { return Ok(None) };
+    attempts::convert_leftovers(&mut session, source).await?;
+    let next_due = held_events::next_due(&mut session, source).await?;
+    Ok(Some((ownership, next_due)))
+}
+
+impl<H: Business> Actor for PartitionActor<H> {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX);
+        self.pump(ctx);
+    }
+}
+
+impl<H: Business> Handler<Records> for PartitionActor<H> {
+    type Result = ();
+
+    fn handle(&mut self, Records(handed): Records, ctx: &mut Self::Context) {
+        if self.broken || self.stop.is_raised() {
+            return; // what is not settled is read again, by whoever comes next
+        }
+        match self.window.offer(handed) {
+            Ok(()) => self.show_window(),
+            Err(chain_broken) => {
+                error!(partition = self.partition, %chain_broken, "records may be missing: the partition is read again from its frontier");
+                self.broken = true;
+            }
+        }
+        self.pump(ctx);
+    }
+}
+
+impl<H: Business> Handler<Drain> for PartitionActor<H> {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, Drain: Drain, ctx: &mut Self::Context) -> Self::Result {
+        let (drained, ended) = oneshot::channel();
+        self.stop.raise();
+        self.drained = Some(drained);
+        self.end_if_draining(ctx);
+        Box::pin(async move {
+            // An actor that dies while draining has ended too.
+            let _ = ended.await;
+        })
+    }
+}
+
+impl Drop for DiedNotice {
+    fn drop(&mut self) {
+        if self.armed {
+            let _ = self.supervisor.send(Reported { partition: self.partition, run: self.run, report: Report::Died });
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What librdkafka says about ownership, noted down and answered later.
+//!
+//! In: the rebalance callback, which runs inside `poll` on the poll thread. Out: a queue that the poll thread reads right after.
+//! The callback returns at once; the poll thread assigns or unassigns when the Supervisor has positioned or drained. Until then
+//! librdkafka fetches nothing, so a rebalance costs one batch, not a time-out.
+//!
+//! Invariant: each assign and each revoke is answered once. When the consumer closes, the callback answers itself, or closing would
+//! wait for ever.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rdkafka::bindings::rd_kafka_resp_err_t as Code;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::{ClientContext, TopicPartitionList};
+use tracing::error;
+
+/// One thing librdkafka asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rebalance {
+    /// These partitions are ours once we assign them.
+    Assign(Vec<i32>),
+    /// These partitions go away once we unassign them.
+    Revoke {
+        /// The partitions.
+        partitions: Vec<i32>,
+        /// They are gone already: the session had ended.
+        lost: bool,
+    },
+}
+
+/// The consumer's context.
+#[derive(Debug, Default)]
+pub struct Rebalances {
+    asked: Mutex<Vec<Rebalance>>,
+    closing: AtomicBool,
+}
+
+impl Rebalances {
+    /// What was asked since the last call, in order.
+    pub fn take(&self) -> Vec<Rebalance> {
+        std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on the callback unassigns by itself.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
+    fn ask(&self, rebalance: Rebalance) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(rebalance);
+    }
+}
+
+impl ClientContext for Rebalances {}
+
+impl ConsumerContext for Rebalances {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: Code, list: &mut TopicPartitionList) {
+        let partitions = list.elements().iter().map(|element| element.partition()).collect();
+        if self.closing.load(Ordering::Acquire) {
+            if let Err(error) = unassign(consumer, list) {
+                error!(%error, "could not unassign while closing");
+            }
+            return;
+        }
+        match code {
+            Code::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.ask(Rebalance::Assign(partitions)),
+            // Any other code means that the group could not be kept: librdkafka wants the partitions back.
+            _ => self.ask(Rebalance::Revoke { partitions, lost: consumer.assignment_lost() }),
+        }
+    }
+}
+
+/// Assigns with explicit offsets, by the protocol's own call.
+///
+/// # Errors
+/// What librdkafka answers.
+pub fn assign(consumer: &BaseConsumer<Rebalances>, list: &TopicPartitionList) -> rdkafka::error::KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
+    }
+}
+
+/// Gives the partitions up, by the protocol's own call (the eager one knows only all of them).
+///
+/// # Errors
+/// What librdkafka answers.
+pub fn unassign(consumer: &BaseConsumer<Rebalances>, list: &TopicPartitionList) -> rdkafka::error::KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
+    }
+}

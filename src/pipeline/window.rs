@@ -1,0 +1,385 @@
+//! The records of one partition that are read and not yet settled: a plain state machine without I/O.
+//!
+//! In: batches of records, each naming the offset handed before it. Out: batches for the DedupActor, and the frontier. If it dies, its
+//! records are read again from the frontier.
+//!
+//! Invariant: no unsettled record lies below the frontier. Offsets may have holes; the frontier is one past the last record before
+//! the first unsettled one, so it never depends on a record that does not exist.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+
+use crate::pipeline::poll::Command;
+use crate::record::{NextOffset, Offset, Record, RecordDigest};
+
+/// How far a partition is settled: what `consumed_partition` holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// One past the last settled record.
+    pub next_offset: NextOffset,
+    /// The digest of the record at `next_offset - 1`, where that record was seen.
+    pub last_record: Option<RecordDigest>,
+}
+
+/// A record that counts against the buffer until its last owner lets go of it.
+#[derive(Debug)]
+pub struct Buffered {
+    record: Record,
+    digest: RecordDigest,
+    weight: usize,
+    buffer: Buffer,
+}
+
+/// The byte budget that all partitions share. Not a hard wall: one poll may overshoot it by what it reads.
+#[derive(Clone, Debug)]
+pub struct Buffer(Arc<BufferState>);
+
+#[derive(Debug)]
+struct BufferState {
+    limit: usize,
+    used: AtomicUsize,
+    poll_thread: Sender<Command>,
+}
+
+/// Records of one partition in offset order, and the offset handed before them.
+#[derive(Debug)]
+pub struct Handed {
+    /// The link of the chain: what the receiver must have as its tail.
+    pub after: NextOffset,
+    /// The records, each at or beyond `after`.
+    pub records: Vec<Arc<Buffered>>,
+}
+
+/// The chain broke: records between the tail and what was handed may be missing. Refuse, and read again from the frontier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the window ends at {tail}, but the next records follow {after}")]
+pub struct ChainBroken {
+    tail: NextOffset,
+    after: NextOffset,
+}
+
+/// The window proper.
+#[derive(Debug)]
+pub struct Window {
+    open: VecDeque<Open>,
+    tail: Position,
+    in_flight: usize,
+    bytes: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    record: Arc<Buffered>,
+    /// The frontier, should this record be the first unsettled one.
+    before: Position,
+}
+
+/// The first records of the window, lent to a DedupActor. They stay in the window until [`Window::settle`].
+#[derive(Clone, Debug)]
+pub struct WindowBatch {
+    open: Vec<Open>,
+    /// The frontier, should all of them be settled.
+    all_settled: Position,
+}
+
+impl Window {
+    /// A window whose first record to settle stands at or beyond `base`.
+    #[must_use]
+    pub fn positioned(base: NextOffset) -> Self {
+        let tail = Position { next_offset: base, last_record: None };
+        Self { open: VecDeque::new(), tail, in_flight: 0, bytes: 0 }
+    }
+
+    /// Takes records at the end.
+    ///
+    /// # Errors
+    /// When they do not follow on what is here; nothing is taken then.
+    pub fn offer(&mut self, handed: Handed) -> Result<(), ChainBroken> {
+        let tail = self.tail.next_offset;
+        let mut expected = tail;
+        let in_order = handed.records.iter().all(|record| {
+            let in_order = record.offset.0 >= expected.0;
+            expected = record.offset.next();
+            in_order
+        });
+        if handed.after != tail || !in_order {
+            return Err(ChainBroken { tail, after: handed.after });
+        }
+        for record in handed.records {
+            let before = self.tail;
+            self.tail = Position { next_offset: record.offset.next(), last_record: Some(record.digest) };
+            self.bytes += record.weight;
+            self.open.push_back(Open { record, before });
+        }
+        Ok(())
+    }
+
+    /// Lends the first `max` unsettled records; `None` when there are none.
+    ///
+    /// # Panics
+    /// When a batch is out already: one batch per partition is in flight.
+    pub fn take(&mut self, max: usize) -> Option<WindowBatch> {
+        assert_eq!(self.in_flight, 0, "one batch per partition is in flight");
+        let count = max.min(self.open.len());
+        if count == 0 {
+            return None;
+        }
+        self.in_flight = count;
+        let all_settled = self.open.get(count).map_or(self.tail, |next| next.before);
+        Some(WindowBatch { open: self.open.iter().take(count).cloned().collect(), all_settled })
+    }
+
+    /// The batch has committed: its records are settled, but for those given back, which stay.
+    ///
+    /// # Panics
+    /// When no batch is out.
+    pub fn settle(&mut self, given_back: &[Offset]) {
+        assert_ne!(self.in_flight, 0, "only a batch that was taken can settle");
+        let batch: Vec<Open> = self.open.drain(..self.in_flight).collect();
+        self.in_flight = 0;
+        for open in batch.into_iter().rev() {
+            if given_back.contains(&open.record.offset) {
+                self.open.push_front(open);
+            } else {
+                self.bytes -= open.record.weight;
+            }
+        }
+    }
+
+    /// The batch has rolled back: all of it is still to do.
+    pub const fn abandon(&mut self) {
+        self.in_flight = 0;
+    }
+
+    /// How far everything is settled.
+    #[must_use]
+    pub fn frontier(&self) -> Position {
+        self.open.front().map_or(self.tail, |first| first.before)
+    }
+
+    /// Unsettled records.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// `true` when everything handed is settled.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Their weight, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl WindowBatch {
+    /// The records in offset order.
+    pub fn records(&self) -> impl ExactSizeIterator<Item = &Buffered> + DoubleEndedIterator {
+        self.open.iter().map(|open| &*open.record)
+    }
+
+    /// The frontier that this batch's transaction writes, given the records it gives back.
+    #[must_use]
+    pub fn frontier(&self, given_back: &[Offset]) -> Position {
+        let first_open = self.open.iter().find(|open| given_back.contains(&open.record.offset));
+        first_open.map_or(self.all_settled, |open| open.before)
+    }
+}
+
+impl Buffer {
+    /// A budget of `limit` bytes, whose refilling wakes the poll thread.
+    #[must_use]
+    pub fn new(limit: usize, poll_thread: Sender<Command>) -> Self {
+        Self(Arc::new(BufferState { limit, used: AtomicUsize::new(0), poll_thread }))
+    }
+
+    /// Takes a record in, whether or not there is room: the caller has read it already.
+    #[must_use]
+    pub fn admit(&self, record: Record) -> Arc<Buffered> {
+        let weight = record.weight();
+        self.0.used.fetch_add(weight, Ordering::AcqRel);
+        Arc::new(Buffered { digest: record.digest(), record, weight, buffer: self.clone() })
+    }
+
+    /// Whether no more should be read.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.0.used.load(Ordering::Acquire) >= self.0.limit
+    }
+
+    /// Whether reading may go on after a stall: below half, so that a full buffer does not make the poll thread flicker.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.0.used.load(Ordering::Acquire) < self.0.limit / 2
+    }
+
+    fn release(&self, weight: usize) {
+        let before = self.0.used.fetch_sub(weight, Ordering::AcqRel);
+        let half = self.0.limit / 2;
+        if before >= half && before - weight < half {
+            // A poll thread that has ended needs no waking.
+            let _ = self.0.poll_thread.send(Command::Wake);
+        }
+    }
+}
+
+impl Buffered {
+    /// See [`Record::digest`]; computed once.
+    #[must_use]
+    pub const fn digest(&self) -> RecordDigest {
+        self.digest
+    }
+}
+
+impl Deref for Buffered {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        &self.record
+    }
+}
+
+impl Drop for Buffered {
+    fn drop(&mut self) {
+        self.buffer.release(self.weight);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn buffer() -> Buffer {
+        Buffer::new(1 << 20, std::sync::mpsc::channel().0)
+    }
+
+    fn record(buffer: &Buffer, offset: i64) -> Arc<Buffered> {
+        buffer.admit(Record {
+            partition: 0,
+            offset: Offset(offset),
+            timestamp_ms: None,
+            key: None,
+            headers: Box::default(),
+            payload: Some(offset.to_be_bytes()[..].into()),
+        })
+    }
+
+    fn handed(buffer: &Buffer, after: i64, offsets: &[i64]) -> Handed {
+        Handed { after: NextOffset(after), records: offsets.iter().map(|offset| record(buffer, *offset)).collect() }
+    }
+
+    // CASES B14, I10: offsets with holes; the frontier never passes open work and never waits for a record that does not exist.
+    #[test]
+    fn holes_do_not_stop_the_frontier_and_open_work_does() {
+        let buffer = buffer();
+        let mut window = Window::positioned(NextOffset(0));
+        window.offer(handed(&buffer, 0, &[0, 2, 4, 9])).unwrap();
+        assert_eq!(window.frontier().next_offset, NextOffset(0));
+        let batch = window.take(10).unwrap();
+        assert_eq!(batch.frontier(&[Offset(2)]).next_offset, NextOffset(1));
+        assert_eq!(batch.frontier(&[Offset(9)]).next_offset, NextOffset(5));
+        assert_eq!(batch.frontier(&[]).next_offset, NextOffset(10));
+        window.settle(&[Offset(4)]);
+        assert_eq!(window.frontier().next_offset, NextOffset(3));
+        assert_eq!(window.take(10).unwrap().frontier(&[]).next_offset, NextOffset(10), "4 was the last open one");
+    }
+
+    #[test]
+    fn a_break_in_the_chain_is_refused_and_nothing_is_taken() {
+        let buffer = buffer();
+        let mut window = Window::positioned(NextOffset(5));
+        assert!(window.offer(handed(&buffer, 0, &[5])).is_err(), "handed after another offset");
+        assert!(window.offer(handed(&buffer, 5, &[4])).is_err(), "a stray record before the base");
+        assert!(window.offer(handed(&buffer, 5, &[6, 6])).is_err(), "an offset twice");
+        assert!(window.is_empty());
+        window.offer(handed(&buffer, 5, &[7])).unwrap();
+        assert!(window.offer(handed(&buffer, 5, &[7])).is_err(), "the same batch twice");
+        assert_eq!(window.len(), 1);
+    }
+
+    #[test]
+    fn a_rolled_back_batch_comes_again_whole() {
+        let buffer = buffer();
+        let mut window = Window::positioned(NextOffset(0));
+        window.offer(handed(&buffer, 0, &[0, 1, 2])).unwrap();
+        let first: Vec<_> = window.take(2).unwrap().records().map(|r| r.offset).collect();
+        window.abandon();
+        let second: Vec<_> = window.take(2).unwrap().records().map(|r| r.offset).collect();
+        assert_eq!(first, second);
+    }
+
+    #[test]
+    fn the_buffer_is_free_again_when_the_last_owner_lets_go() {
+        let (poll_thread, woken) = std::sync::mpsc::channel();
+        let buffer = Buffer::new(256, poll_thread);
+        let mut window = Window::positioned(NextOffset(0));
+        window.offer(handed(&buffer, 0, &[0, 1])).unwrap();
+        assert!(buffer.is_full());
+        let batch = window.take(2).unwrap();
+        window.settle(&[]);
+        assert!(buffer.is_full(), "the batch still holds them");
+        drop(batch);
+        assert!(buffer.has_room());
+        assert!(matches!(woken.try_recv(), Ok(Command::Wake)), "the poll thread is told");
+    }
+
+    proptest! {
+        // Any interleaving of hand-overs (with holes), batches, roll-backs and given-back records: the frontier is one past the last
+        // record before the first unsettled one, it never falls, and every record is settled once.
+        #[test]
+        fn the_frontier_is_what_its_definition_says(steps in prop::collection::vec((0u8..4, 1usize..6, any::<u64>()), 1..120)) {
+            let buffer = buffer();
+            let mut window = Window::positioned(NextOffset(0));
+            let (mut next, mut all, mut open) = (0i64, Vec::new(), BTreeSet::new());
+            let mut taken: Option<Vec<Offset>> = None;
+            let mut last = window.frontier().next_offset;
+            for (kind, size, seed) in steps {
+                match (kind, taken.take()) {
+                    (0, busy) => {
+                        let after = next;
+                        let offsets: Vec<i64> = (0..size).map(|i| {
+                            next += 1 + i64::from((seed >> i) & 1 == 1);
+                            next - 1
+                        }).collect();
+                        window.offer(handed(&buffer, after, &offsets)).unwrap();
+                        open.extend(offsets.iter().copied());
+                        all.extend(offsets);
+                        taken = busy;
+                    }
+                    (1, None) => taken = window.take(size).map(|batch| {
+                        assert_eq!(batch.records().next().map(|r| r.offset.0), open.first().copied());
+                        batch.records().map(|r| r.offset).collect()
+                    }),
+                    (2, Some(_)) => window.abandon(),
+                    (3, Some(batch)) => {
+                        let back: Vec<Offset> = batch.iter().enumerate().filter(|(i, _)| (seed >> i) & 1 == 1).map(|(_, o)| *o).collect();
+                        window.settle(&back);
+                        for offset in batch.iter().filter(|offset| !back.contains(offset)) {
+                            assert!(open.remove(&offset.0), "settled twice");
+                        }
+                    }
+                    (_, busy) => taken = busy,
+                }
+                let defined = match open.first() {
+                    Some(first) => all.iter().rev().find(|o| *o < first).map_or(0, |o| o + 1),
+                    None => all.last().map_or(0, |o| o + 1),
+                };
+                assert_eq!(window.frontier().next_offset, NextOffset(defined));
+                assert!(window.frontier().next_offset >= last);
+                assert_eq!(window.len(), open.len());
+                last = window.frontier().next_offset;
+            }
+        }
+    }
+}

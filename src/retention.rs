@@ -1,0 +1,115 @@
+//! Which days of ids the table of claims can take.
+//!
+//! In: ids about to be claimed. Out: their days exist. It owns a memory of days seen, which may lag; the claim itself finds out, and
+//! the batch asks again. Days are made before a batch's transaction, never inside it.
+//!
+//! Invariant: a day below the floor is never made.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::NaiveDate;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::{ClientConfig, Message, TopicPartitionList};
+use uuid::Uuid;
+
+use crate::store::retention::{self, day_of};
+use crate::store::{DbError, Store};
+
+/// How long reading the first record of every partition may take.
+const OLDEST: Duration = Duration::from_secs(20);
+
+/// Days known to exist, and the floor as it was when they were read.
+#[derive(Debug, Default)]
+pub struct Days(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    days: BTreeSet<i64>,
+    floor: Option<Uuid>,
+}
+
+impl Days {
+    /// Makes the days of these ids that are not known to exist; ids below the floor need none.
+    ///
+    /// # Errors
+    /// When the database cannot be asked or a day cannot be made.
+    pub async fn ensure(&self, store: &Store, ids: impl Iterator<Item = Uuid>) -> Result<(), DbError> {
+        let (missing, floor) = {
+            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let new = ids.filter(|id| known.floor.is_none_or(|floor| *id >= floor) && !known.days.contains(&day_of(*id)));
+            (new.collect::<Vec<Uuid>>(), known.floor)
+        };
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut session = store.control.get().await.map_err(DbError::from)?;
+        let floor = match floor {
+            Some(floor) => Some(floor),
+            None => retention::floor(&mut session).await?,
+        };
+        let takes: BTreeSet<i64> = missing.iter().filter(|id| floor.is_none_or(|floor| **id >= floor)).map(|id| day_of(*id)).collect();
+        if !takes.is_empty() {
+            retention::ensure_days(&mut session, &takes).await?;
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.floor = floor;
+        known.days.extend(takes);
+        Ok(())
+    }
+
+    /// Forgets everything: a claim has found no partition.
+    pub fn forget(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Known::default();
+    }
+}
+
+/// The milliseconds since 1970 with which a UUID v7 begins.
+#[must_use]
+pub fn unix_ms(id: Uuid) -> u64 {
+    (id.as_u128() >> 80) as u64
+}
+
+/// The day of an id, as `2026-11-30`.
+#[must_use]
+pub fn day_text(id: Uuid) -> String {
+    let day = i32::try_from(day_of(id)).ok().and_then(|day| NaiveDate::from_epoch_days(day));
+    day.map_or_else(|| id.to_string(), |day| day.to_string())
+}
+
+/// The timestamp of the topic's oldest record in milliseconds since 1970, by reading the first record of each partition; `None` when
+/// the topic is empty. Blocks for [`OLDEST`] at most.
+///
+/// # Errors
+/// In words: the broker does not answer, or the topic is not there.
+pub fn oldest_record_ms(mut client: ClientConfig, topic: &str) -> Result<Option<i64>, String> {
+    let deadline = Instant::now() + OLDEST;
+    let consumer: BaseConsumer = client.set("group.protocol", "classic").create().map_err(|error| error.to_string())?;
+    let metadata = consumer.fetch_metadata(Some(topic), OLDEST).map_err(|error| error.to_string())?;
+    let known = metadata.topics().iter().find(|known| known.name() == topic && !known.partitions().is_empty());
+    let partitions = known.ok_or_else(|| format!("topic {topic} does not exist"))?.partitions();
+    let mut assignment = TopicPartitionList::new();
+    for partition in partitions {
+        let borders = consumer.fetch_watermarks(topic, partition.id(), OLDEST).map_err(|error| error.to_string())?;
+        if borders.0 < borders.1 {
+            assignment.add_partition_offset(topic, partition.id(), rdkafka::Offset::Offset(borders.0)).map_err(|error| error.to_string())?;
+        }
+    }
+    let mut waiting = assignment.count();
+    consumer.assign(&assignment).map_err(|error| error.to_string())?;
+    let mut oldest: Option<i64> = None;
+    let mut seen = BTreeSet::new();
+    while waiting > 0 {
+        if Instant::now() >= deadline {
+            return Err("the first records of the topic could not be read in time".to_owned());
+        }
+        if let Some(Ok(message)) = consumer.poll(Duration::from_millis(100))
+            && seen.insert(message.partition())
+        {
+            waiting -= 1;
+            oldest = [oldest, message.timestamp().to_millis()].into_iter().flatten().min();
+        }
+    }
+    Ok(oldest)
+}
