@@ -4,6 +4,7 @@
 //!
 //! Invariant: it is good for `range` only; a second member never completes a cooperative join in it. Tests use [`super::kafka`].
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings::{rd_kafka_handle_mock_cluster, rd_kafka_mock_group_initial_rebalance_delay_ms};
@@ -70,12 +71,13 @@ impl MockBroker {
 
     /// Commits the beginning of every partition for a group that has no members, as an operator does who wants everything replayed.
     ///
-    /// The mock takes a known group's commit from members only, so this joins, commits and leaves. It also keeps a group that was
-    /// left for its session time in a state of joining, hence the short session here.
+    /// The mock takes a known group's commit from members only, so this joins, commits and leaves. And it waits for the last member
+    /// that has left, for its `session` less a second; whoever joins before that with a shorter session is forgotten again.
     ///
     /// # Errors
     /// The group has a member, or the broker does not answer.
-    pub fn rewind(&self, group: &str) -> KafkaResult<()> {
+    pub fn rewind(&self, group: &str, session: Duration) -> KafkaResult<()> {
+        thread::sleep(session.saturating_sub(Duration::from_millis(700)));
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", &self.address)
             .set("group.id", group)
@@ -125,7 +127,7 @@ mod tests {
         let read_three_and_commit = || {
             let mut config = ClientConfig::new();
             config.set("bootstrap.servers", broker.bootstrap_servers()).set("group.id", "readers");
-            config.set("session.timeout.ms", "1000").set("heartbeat.interval.ms", "300").set("auto.offset.reset", "earliest");
+            config.set("session.timeout.ms", "2000").set("heartbeat.interval.ms", "300").set("auto.offset.reset", "earliest");
             let consumer: BaseConsumer = config.set("enable.auto.commit", "false").create().unwrap();
             consumer.subscribe(&["orders"]).unwrap();
             let end = Instant::now() + PATIENCE;
@@ -141,7 +143,7 @@ mod tests {
         };
         read_three_and_commit();
         assert_eq!(broker.committed("readers").unwrap(), [Some(1), Some(2)]);
-        broker.rewind("readers").unwrap();
+        broker.rewind("readers", Duration::from_secs(2)).unwrap();
         assert_eq!(broker.committed("readers").unwrap(), [Some(0), Some(0)]);
         read_three_and_commit();
     }

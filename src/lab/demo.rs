@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::process::Signal;
 use super::provider_stub::LedgerStatus;
-use crate::audit::Report;
+use crate::audit::{Report, grouped};
 use crate::event::Currency;
 use crate::produce::{Generated, Source};
 use stage::Stage;
@@ -81,16 +81,20 @@ fn play(story: &Story, stage: &mut Stage) -> Result<Report> {
         story.detail(lie);
     }
 
-    let repeats = first_wave(story, stage)?;
+    first_wave(story, stage)?;
     stage.start_engine()?;
     story.tell(format!("The engine runs: `onceward run`, process {}.", stage.engine_id()));
     stage.produce(Source::Generated(generated(1)))?;
-    story.tell(format!("{} more records have come, {repeats} % of all are repeats.", WAVES[1]));
+    story.tell(format!("{} more records have come.", grouped(WAVES[1])));
 
     kill_it_while_it_charges(story, stage)?;
     stage.pause_until_the_broker_misses_it()?;
     stage.start_engine()?;
-    story.tell(format!("It was started again: process {}. Nothing was repaired by hand.", stage.engine_id()));
+    story.tell(format!(
+        "It was started again, process {}, and nothing was repaired by hand. The broker gives it the",
+        stage.engine_id()
+    ));
+    story.more(format!("killed one's partitions when that one's session of {} s has ended.", stage::SESSION.as_secs()));
     stage.wait_until("everything is settled", LIMIT, Stage::is_settled)?;
     story.tell("Every record is settled, also those whose answer was lost and those that had to be asked again.");
 
@@ -99,7 +103,7 @@ fn play(story: &Story, stage: &mut Stage) -> Result<Report> {
     stage.audit()
 }
 
-fn first_wave(story: &Story, stage: &Stage) -> Result<u8> {
+fn first_wave(story: &Story, stage: &Stage) -> Result<()> {
     stage.produce(Source::Generated(generated(0)))?;
     let poison = mischief::poison();
     let conflicts = mischief::conflicts(&stage.produced()?)?;
@@ -107,18 +111,13 @@ fn first_wave(story: &Story, stage: &Stage) -> Result<u8> {
     stage.produce(Source::File(stage.file(ORDER_TO_REPEAT, &[mischief::an_order()?])?))?;
     story.tell(format!(
         "{} records are in the topic, on {} partitions:",
-        WAVES[0] as usize + poison.len() + conflicts.len() + 1,
+        grouped(stage.produced()?.len() as u64),
         stage::PARTITIONS
     ));
-    story.detail("orders, and repeats of them, every fourth repeat on another partition than its first");
-    story.detail(&format!(
-        "{} records that are no orders, of {} kinds, such as {}",
-        poison.len(),
-        mischief::KINDS.len(),
-        mischief::EXAMPLE
-    ));
+    story.detail(&format!("orders, and {} % repeats of them, every fourth on another partition than its first", REPEATS.0));
+    story.detail(&format!("{} that are no orders, of {} kinds: {}", poison.len(), mischief::KINDS.len(), mischief::EXAMPLE));
     story.detail(&format!("{} that repeat an order's id with another amount", conflicts.len()));
-    Ok(REPEATS.0)
+    Ok(())
 }
 
 fn generated(wave: usize) -> Generated {
@@ -135,22 +134,21 @@ fn generated(wave: usize) -> Generated {
 
 /// The worst moment: charges are made, the transaction that would remember them is open, and an answer is on its way.
 fn kill_it_while_it_charges(story: &Story, stage: &mut Stage) -> Result<()> {
+    let mut open = 0;
     stage.wait_until("a call waits for its answer inside an open transaction", LIMIT, |stage| {
-        Ok(stage.provider.calls().held > 0 && stage.open_transactions()? > 0)
+        open = stage.open_transactions()?;
+        Ok(stage.provider.calls().held > 0 && open > 0)
     })?;
-    let open = stage.open_transactions()?;
     stage.kill_engine()?;
     stage.provider.release();
     let paid: HashSet<String> = stage.column("SELECT event_id FROM payment")?.into_iter().collect();
     let ledger = stage.provider.ledger();
     let charged = ledger.iter().filter(|entry| entry.status == LedgerStatus::Charged);
     let unknown = charged.filter(|entry| !paid.contains(&entry.idempotency_key)).count();
-    ensure!(open > 0 && unknown > 0, "the engine was not killed in the middle of anything");
-    story.tell(format!(
-        "SIGKILL, with {open} transactions open and a call on its way. {} payments are in the database,",
-        paid.len()
-    ));
-    story.detail(&format!("and the provider has made {unknown} charges that the database has never heard of"));
+    ensure!(unknown > 0, "the engine was not killed in the middle of anything");
+    story
+        .tell(format!("SIGKILL, with {open} transactions open and a call on its way. The database knows {} payments,", paid.len()));
+    story.more(format!("and the provider has made {unknown} charges that the database has never heard of."));
     Ok(())
 }
 
@@ -161,7 +159,7 @@ fn replay_everything(story: &Story, stage: &mut Stage) -> Result<()> {
     story.tell(format!(
         "SIGTERM: it has finished what it had begun and ended by itself. The provider was called {calls} times so far."
     ));
-    stage.broker.rewind(stage::GROUP).context("setting the group back")?;
+    stage.broker.rewind(stage::GROUP, stage::SESSION).context("setting the group back")?;
     stage.start_engine()?;
     story.tell("The group was set back to the beginning, so that every record comes once more.");
     stage.wait_until("everything is settled once more", LIMIT, Stage::is_settled)?;
@@ -203,6 +201,10 @@ rubbish, a payment provider that lies, a kill in the worst moment and a replay o
 
     fn tell(&self, line: impl AsRef<str>) {
         eprintln!("{:5.1} s  {}", self.0.elapsed().as_secs_f32(), line.as_ref());
+    }
+
+    fn more(&self, line: impl AsRef<str>) {
+        eprintln!("         {}", line.as_ref());
     }
 
     fn detail(&self, line: &str) {

@@ -12,12 +12,11 @@ use crate::lab::provider_stub::{Act, Rule, When};
 use crate::produce::LogLine;
 
 /// The lies, for people; [`lies`] tells them.
-pub const LIES: [&str; 5] = [
-    "for some orders it charges and then closes the connection, or sends half an answer: nobody knows whether it charged",
-    "some calls are reset, or fail with 500, 409 or 429, and have to be made again",
-    "a few calls are never answered at all",
-    "some orders are declined, and some are refused for good",
-    "one call is answered so late that the engine is killed meanwhile",
+pub const LIES: [&str; 4] = [
+    "some orders it charges, and closes the connection before the answer or in the middle of it",
+    "some calls it resets, or answers with 500, 409 or 429: they have to be made again",
+    "one call it never answers, and one so late that the engine is killed meanwhile",
+    "some orders are honestly declined, some refused for good",
 ];
 
 /// The provider's script; the call number `last_call` is charged and gets no answer until it is released.
@@ -40,8 +39,8 @@ pub fn lies(last_call: u64) -> Vec<Rule> {
     rules
 }
 
-/// One of [`KINDS`], in words.
-pub const EXAMPLE: &str = "broken JSON, an amount of 10.001 EUR or an id that is no UUID v7";
+/// Some of [`KINDS`], in words.
+pub const EXAMPLE: &str = "broken JSON, 10.001 EUR, an id that is no UUID v7, …";
 
 /// Kinds of poison. `{id}` stands for a new UUID v7.
 pub const KINDS: [&[u8]; 12] = [

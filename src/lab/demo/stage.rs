@@ -31,6 +31,8 @@ use crate::store::Store;
 pub const GROUP: &str = "billing-order-confirmed";
 /// Of the topic.
 pub const PARTITIONS: i32 = 6;
+/// After which the broker gives a killed engine's partitions to another.
+pub const SESSION: Duration = Duration::from_secs(6);
 const TOPIC: &str = "orders.confirmed";
 /// What the engine has to say.
 const ENGINE_LOG: &str = "engine.log";
@@ -80,7 +82,7 @@ brokers = {:?}
 topic = {TOPIC:?}
 group = {GROUP:?}
 assignor = \"range\"
-session_timeout_ms = 6000
+session_timeout_ms = {}
 commit_interval_ms = 50
 
 [database]
@@ -104,6 +106,7 @@ backoff_max_ms = 500
 listen = {:?}
 ",
             self.broker.bootstrap_servers(),
+            SESSION.as_millis(),
             self.provider.url(),
             self.admin
         )
