@@ -1,13 +1,13 @@
 //! Billing: one payment row and one charge per confirmed order.
 //!
 //! In: claimed [`OrderConfirmed`] events, inside the engine's transaction. Out: their rows in `payment`, what is left of their
-//! attempts, and one outcome each. It owns nothing between two batches; answers live in the engine's [`Answers`]. If it dies here,
-//! the transaction rolls back, the attempts stay, and every answer that had come is still kept.
+//! attempts, and one outcome each. It owns nothing between two batches: the engine keeps the answers. If it dies here, the
+//! transaction rolls back, the attempts stay, and so does every answer that had come.
 //!
 //! Invariant: nobody is called whose attempt is not durable, who has a payment already, whose answer is known, or whose key the
 //! provider may have forgotten; and every event that was called for leaves a payment row or an attempt.
 //!
-//! This file reads and writes; what follows from what was read is decided in [`verdict`].
+//! This file reads and writes; what follows from what was read is decided in `verdict`.
 
 mod verdict;
 

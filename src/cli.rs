@@ -5,7 +5,9 @@
 //!
 //! Invariant: nothing is started before the whole configuration has passed its checks.
 
+mod audit;
 mod check;
+mod produce;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -17,6 +19,8 @@ use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::audit::Audit;
+use self::produce::Produce;
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
 
@@ -62,12 +66,6 @@ struct Check {
     #[arg(long)]
     show_config: bool,
 }
-
-#[derive(Debug, Args)]
-struct Produce {}
-
-#[derive(Debug, Args)]
-struct Audit {}
 
 #[cfg(feature = "lab")]
 #[derive(Debug, Args)]
@@ -120,7 +118,10 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
         let file = cli.config.clone().or(named);
         let config = Config::load(file.as_deref(), environment.iter().cloned(), needs).map_err(Failure::Usage)?;
-        log_to_stderr(&config.log);
+        // What a check finds, it says itself; the clients' own words would bury it.
+        if !matches!(cli.command, Command::Check(_)) {
+            log_to_stderr(&config.log);
+        }
         Ok(config)
     };
     match &cli.command {
@@ -156,13 +157,13 @@ fn check(config: &Config) -> Result<(), Failure> {
 }
 
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
-    let _ = (config, arguments);
-    anyhow::bail!("`produce` is not built in yet")
+    say(&arguments.run(config)?)
 }
 
 fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
-    let _ = (config, arguments);
-    Err(anyhow::anyhow!("`audit` is not built in yet").into())
+    let (report, text) = runtime()?.block_on(arguments.run(config))?;
+    say(&text)?;
+    if report.adds_up() { Ok(()) } else { Err(Failure::Said) }
 }
 
 #[cfg(feature = "lab")]
@@ -182,7 +183,8 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Log lines go to standard error, so that results can be piped. A second call in one process changes nothing.
 fn log_to_stderr(log: &LogConfig) {
-    let filter = EnvFilter::try_new(&log.level).unwrap_or_default();
+    // A notice of the server is news to nobody; a directive in the configuration may say otherwise.
+    let filter = EnvFilter::try_new(format!("tokio_postgres=warn,{}", log.level)).unwrap_or_default();
     let lines = tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter);
     let _ = match log.format {
         LogFormat::Human => lines.with_ansi(io::stderr().is_terminal()).finish().try_init(),
@@ -234,6 +236,8 @@ mod tests {
         assert_eq!(exit_code(&["walk"], &[]), code(64));
         assert_eq!(exit_code(&["run", "--loudly"], &[]), code(64));
         assert_eq!(exit_code(&[], &[]), code(64));
+        assert_eq!(exit_code(&["produce"], &[]), code(64), "neither a file nor a count");
+        assert_eq!(exit_code(&["produce", "--count", "1", "--currencies", "EUR,XXQ"], &[]), code(64));
         assert_eq!(exit_code(&["run"], &[]), code(64), "nothing that is required is there");
         assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_KAFKA_TOPIK", "x")]), code(64));
         assert_eq!(exit_code(&["check", "--show-config", "--config", "/nowhere/at/all"], &[]), code(64));

@@ -122,6 +122,8 @@ pub(super) fn compare(ours: &PaymentRow, theirs: Option<&PaymentRow>) -> Outcome
     let unknown = |why: &str| Outcome::Unknown { error: format!("{said}, {why}"), wait: None, parked: true };
     match theirs {
         None => unknown("but its payment row was not written, and there is none"),
+        // Nobody was asked: nothing has happened that the other row does not tell.
+        Some(theirs) if !same_payment(ours, theirs) && ours.attempts == 0 => conflict("has a payment of another content").outcome(),
         Some(theirs) if !same_payment(ours, theirs) => unknown("but its payment row is of another content"),
         Some(theirs) => match (ours.status, theirs.status) {
             (PaymentStatus::Charged, PaymentStatus::Declined) => unknown("but its payment row says declined"),
@@ -425,6 +427,9 @@ mod tests {
         assert_eq!(compare(&declined, Some(&ours)), Outcome::Applied, "the row is the truth");
         assert_eq!(compare(&declined, Some(&declined)), Outcome::Declined);
         let other = PaymentRow { order_id: 9, ..ours.clone() };
+        let uncalled = row_without_provider(&event());
+        assert!(matches!(compare(&uncalled, Some(&other)), Outcome::Conflict { .. }));
+        assert_eq!(compare(&uncalled, Some(&ours)), Outcome::Applied);
         for theirs in [None, Some(&other), Some(&declined)] {
             let outcome = compare(&ours, theirs);
             assert!(matches!(&outcome, Outcome::Unknown { parked: true, error, .. } if error.contains("ch_1")), "{outcome:?}");

@@ -14,13 +14,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use actix::{Actor, Addr, Arbiter, AsyncContext, Context, Handler, Message, ResponseFuture};
+use actix::{Actor, Addr, Arbiter, Context, Handler, Message, ResponseFuture};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use crate::handler::{Answers, EventDigest, StopFlag};
+use crate::metrics::{self, CallClass};
 use crate::provider::{Answer, Client};
 
 /// The mailbox: one message per batch, so this many partitions can wait here before their senders wait.
@@ -194,7 +195,9 @@ impl Desk {
         // If this call ends in any other way than by its answer, this is what is known.
         batch.answers.keep(event_id, keep(Answer::unknown("the call was cut off on our side".to_owned())));
         let had_unknown = unknown_before + not_written > 0;
+        let begun = Instant::now();
         let answer = self.client.charge(event_id, body.to_vec(), had_unknown).await;
+        metrics::provider_call(call_class(&answer), begun.elapsed());
         if let Some(wait) = answer.wait_for_all() {
             self.not_before(wait);
         }
@@ -291,7 +294,20 @@ impl Queue {
     }
 }
 
-#[cfg(all(test, feature = "lab"))]
+const fn call_class(answer: &Answer) -> CallClass {
+    match answer {
+        Answer::Charged { .. } => CallClass::Charged,
+        Answer::Declined { .. } => CallClass::Declined,
+        Answer::Rejected { .. } => CallClass::Rejected,
+        Answer::Configuration { .. } => CallClass::Configuration,
+        Answer::InProgress { .. } => CallClass::InProgress,
+        Answer::TooMany { .. } | Answer::NotReached { .. } => CallClass::NotStarted,
+        Answer::Mismatch { .. } | Answer::Unavailable { .. } | Answer::Unknown { .. } => CallClass::Unknown,
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "lab")]
 mod tests {
     use super::*;
     use crate::lab::provider_stub::{Act, Options, ProviderStub, Rule};

@@ -146,7 +146,8 @@ fn in_words(fault: reqwest::Error) -> String {
     words
 }
 
-#[cfg(all(test, feature = "lab"))]
+#[cfg(test)]
+#[cfg(feature = "lab")]
 mod tests {
     use super::super::profile::tests::profile;
     use super::*;
@@ -166,6 +167,10 @@ mod tests {
 
     async fn charge(client: &Client, id: Uuid) -> Answer {
         client.charge(id, BODY.to_vec(), false).await
+    }
+
+    async fn charge_of(client: &Client, id: Uuid) -> &'static str {
+        charge(client, id).await.class()
     }
 
     // CASES F14; R-KFK-IDEM-4.
@@ -227,15 +232,16 @@ mod tests {
     // CASES G10: the one limit covers all of the call.
     #[tokio::test]
     async fn silence_ends_by_the_total_time_limit() {
-        for charged in [false, true] {
-            let (stub, _) = stub(vec![Rule::once(Act::Silence { charge: charged })]);
-            let short = Settings { call_timeout: Duration::from_millis(50), ..settings(stub.url()) };
-            let client = Client::new(&short).unwrap();
-            let id = Uuid::now_v7();
-            assert_eq!(charge(&client, id).await.class(), "unknown");
-            stub.wait_until(|calls| calls.posts == 1 && calls.in_flight == 0).await;
-            assert_eq!(stub.ledger().len(), usize::from(charged));
-        }
+        let silent = |charge| async move {
+            let (stub, _) = stub(vec![]);
+            let client = Client::new(&Settings { call_timeout: Duration::from_millis(500), ..settings(stub.url()) }).unwrap();
+            assert_eq!(charge_of(&client, Uuid::now_v7()).await, "charged", "the connection stands");
+            stub.script([Rule::once(Act::Silence { charge })]);
+            assert_eq!(charge_of(&client, Uuid::now_v7()).await, "unknown");
+            stub.wait_until(|calls| calls.posts == 2 && calls.in_flight == 0).await;
+            assert_eq!(stub.ledger().len(), 1 + usize::from(charge));
+        };
+        tokio::join!(silent(false), silent(true));
     }
 
     // CASES G01: the second call meets the first, which its client has given up.
@@ -311,7 +317,7 @@ mod tests {
     async fn an_https_address_speaks_tls_and_a_plain_server_has_heard_nothing() {
         let (stub, _) = stub(vec![]);
         let url = stub.url().replace("http:", "https:");
-        match Client::new(&Settings { call_timeout: Duration::from_millis(100), ..settings(url) }) {
+        match Client::new(&settings(url)) {
             Ok(client) => assert_eq!(charge(&client, Uuid::now_v7()).await.class(), "not_reached"),
             Err(fault) => assert!(matches!(fault, ClientError::Http(_)), "a machine without certificates: {fault}"),
         }

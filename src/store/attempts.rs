@@ -187,21 +187,20 @@ statement! {
 }
 
 // Other partitions' batches, and those of an earlier owner of this one: what they asked, nobody here knows. The rows of this owner
-// are left out, because it keeps its answers itself.
+// are left out, because it keeps its answers itself. Each source is joined for itself (joined to their union, the batches' arrays
+// would be unpacked once per id), and rows are probed by key, see `payments`.
 statement! {
     Find<'a> { ids: &'a [Uuid] => Array<SqlUuid>, source: i32 => Integer, epoch: i64 => BigInt }
     -> (SqlUuid, BigInt, Nullable<Binary>, BigInt, Integer, Nullable<Text>, Nullable<Text>) {
-        "SELECT event_id, digest, body, (extract(epoch FROM clock_timestamp() - first_attempt_at) * 1000)::bigint,
+        "WITH wanted AS (SELECT unnest(:ids) AS event_id)
+         SELECT left_over.event_id, event_digest, body, (extract(epoch FROM clock_timestamp() - first_attempt_at) * 1000)::bigint AS age,
                 unknown_answers, answer, provider_charge_id
-         FROM unnest(:ids) AS wanted (event_id) JOIN (
-             SELECT event_id, event_digest AS digest, body, first_attempt_at, unknown_answers, answer, provider_charge_id
-             FROM payment_attempt
-             UNION ALL
-             SELECT each.event_id, each.digest, each.body, started_at, 1, NULL, NULL
-             FROM attempt_batch, unnest(event_ids, digests, bodies) AS each (event_id, digest, body)
-             WHERE (source_id, epoch) IS DISTINCT FROM (:source, :epoch)
-         ) AS known USING (event_id)
-         ORDER BY event_id, first_attempt_at"
+         FROM wanted, LATERAL (SELECT * FROM payment_attempt AS p WHERE p.event_id = wanted.event_id LIMIT 1) AS left_over
+         UNION ALL
+         SELECT event_id, digest, body, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint, 1, NULL, NULL
+         FROM attempt_batch, unnest(event_ids, digests, bodies) AS each (event_id, digest, body) JOIN wanted USING (event_id)
+         WHERE (source_id, epoch) IS DISTINCT FROM (:source, :epoch)
+         ORDER BY event_id, age DESC"
     }
 }
 

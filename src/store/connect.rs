@@ -152,7 +152,7 @@ fn server_error(error: &tokio_postgres::Error, wire: &Wire) -> DbError {
         None => {
             // "error connecting", "connection closed": the cause says more.
             let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            DbError::connection(NAME, format_args!("{error}{cause}")).completed(NAME, wire.last_error())
+            DbError::connection(NAME, format_args!("{error}{cause}")).completed(NAME, wire)
         }
     }
 }

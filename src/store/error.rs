@@ -7,6 +7,8 @@ use std::fmt;
 use deadpool::managed::{PoolError, TimeoutType};
 use diesel::result::{DatabaseErrorKind, Error};
 
+use super::tap::Wire;
+
 /// A failed statement: its name, the server's SQLSTATE where there is one, and a message without parameters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct DbError {
@@ -66,7 +68,7 @@ impl DbError {
         }
     }
 
-    /// The server's SQLSTATE; of a lost connection the last one it sent, if it said why it left.
+    /// The server's SQLSTATE; of a lost connection the one with which it said goodbye, if it did.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&str> {
         self.state.as_ref().map(SqlState::as_str)
@@ -97,13 +99,15 @@ impl DbError {
     }
 
     /// Adds what only the session knows: the SQLSTATE that Diesel hides, and the statement's name.
-    pub(super) fn completed(mut self, statement: &'static str, last_state: Option<SqlState>) -> Self {
+    pub(super) fn completed(mut self, statement: &'static str, wire: &Wire) -> Self {
         if self.statement.is_empty() {
             self.statement = statement;
         }
-        if self.state.is_none() && matches!(self.origin, Origin::Server | Origin::Connection) {
-            self.state = last_state;
-        }
+        self.state = self.state.or_else(|| match self.origin {
+            Origin::Server => wire.last_error(),
+            Origin::Connection => wire.farewell(),
+            Origin::Pool | Origin::Program => None,
+        });
         self
     }
 }
@@ -203,10 +207,14 @@ mod tests {
 
     #[test]
     fn a_hidden_sqlstate_is_filled_in_once_and_never_replaced() {
+        let wire = Wire::default();
+        wire.hear(b'E', b"SERROR\0VERROR\0C22P02\0");
         let known = DbError::server("claim", SqlState(*b"23514"), "no partition");
-        assert_eq!(known.clone().completed("later", Some(SqlState(*b"40P01"))), known);
+        assert_eq!(known.clone().completed("later", &wire), known);
+        let lost = DbError::connection("claim", "closed");
+        assert_eq!(lost.clone().completed("claim", &wire).sqlstate(), None, "an old error is not why the connection ended");
         let hidden = DbError { statement: "", origin: Origin::Server, state: None, message: "x".to_owned() };
-        let completed = hidden.completed("apply", Some(SqlState(*b"22P02")));
+        let completed = hidden.completed("apply", &wire);
         assert_eq!(completed.to_string(), "apply: x (SQLSTATE 22P02)");
         assert_eq!(completed.class(), ErrorClass::Data);
     }

@@ -65,8 +65,8 @@ pub async fn schema_is_current(s: &mut Session) -> Result<bool, DbError> {
     .await
 }
 
-/// Processes that start together wait here for the first one; the lock ends with the connection. The number is any that nobody else
-/// uses ("onceward", then 1).
+/// Processes that start together wait here for the first one; the lock ends with the connection. Its number is one that nobody
+/// else uses.
 const LOCK_MIGRATORS: &str = "SET lock_timeout = '60s'; SELECT pg_advisory_lock(7957702, 1)";
 
 /// Must run on a runtime with several threads.

@@ -85,7 +85,7 @@ impl Session {
     /// Names the statement of an error of this session and adds the SQLSTATE that Diesel hides. To be called before the next
     /// statement; an error that has both keeps them.
     pub fn db_error(&self, statement: &'static str, error: impl Into<DbError>) -> DbError {
-        error.into().completed(statement, self.wire.last_error())
+        error.into().completed(statement, &self.wire)
     }
 
     /// Begins a transaction (READ COMMITTED, limits set), runs `body` and commits, or rolls back if it failed.
@@ -93,17 +93,18 @@ impl Session {
     /// The body's future is never dropped: past the budget its *connection* is closed, and the body is awaited to its error.
     ///
     /// # Errors
-    /// See [`TransactionError`]; only `CommitUnknown` leaves open what happened.
-    ///
-    /// # Panics
-    /// When a transaction is open already.
+    /// See [`TransactionError`]; only `CommitUnknown` leaves open what happened. After an error of class `Connection` this session is
+    /// of no more use; drop it and get another.
     pub async fn transaction<T, E: From<DbError>>(
         &mut self,
         name: &'static str,
         limits: &TimeLimits,
         body: impl AsyncFnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, TransactionError<E>> {
-        assert!(!self.open, "{name}: a transaction is open already");
+        if self.open {
+            let message = "a transaction is open, or its end is not known";
+            return Err(TransactionError::Begin(DbError::connection(name, message)));
+        }
         self.open = true;
         let mut fuse = Fuse { abort: self.abort_handle(), until: Instant::now() + limits.budget, state: FuseState::Armed };
         let begin = limits.begin();
@@ -115,17 +116,19 @@ impl Session {
         };
         // The end of a transaction has a statement's time for itself, however late it is.
         fuse.until = fuse.until.max(Instant::now() + limits.statement);
-        let ended = match result {
-            Ok(value) => self.commit(name, &mut fuse).await.map(|()| value),
+        let (ended, end_is_known) = match result {
+            Ok(value) => {
+                let committed = self.commit(name, &mut fuse).await;
+                let end_is_known = !matches!(committed, Err(TransactionError::CommitUnknown(_)));
+                (committed.map(|()| value), end_is_known)
+            }
+            // The body's error counts; the answer to ROLLBACK only decides whether the connection may live.
             Err(error) => {
-                // The body's error counts; the answer to ROLLBACK only decides whether the connection may live.
-                if fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await.is_err() {
-                    return Err(TransactionError::Body(error));
-                }
-                Err(TransactionError::Body(error))
+                let rolled_back = fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await;
+                (Err(TransactionError::Body(error)), rolled_back.is_ok())
             }
         };
-        if !matches!(ended, Err(TransactionError::CommitUnknown(_))) {
+        if end_is_known {
             fuse.state = FuseState::Spent;
             self.open = false;
         }

@@ -32,6 +32,8 @@ pub(super) struct Wire(Mutex<Said>);
 #[derive(Clone, Copy, Debug, Default)]
 struct Said {
     error: Option<SqlState>,
+    /// That error ended the connection.
+    fatal: bool,
     rolled_back: bool,
     idle: bool,
 }
@@ -40,6 +42,12 @@ impl Wire {
     /// The SQLSTATE of the last error.
     pub(super) fn last_error(&self) -> Option<SqlState> {
         self.lock().error
+    }
+
+    /// The SQLSTATE with which the server ended the connection.
+    pub(super) fn farewell(&self) -> Option<SqlState> {
+        let said = self.lock();
+        said.error.filter(|_| said.fatal)
     }
 
     /// The last command that ended was a ROLLBACK, whatever was asked for.
@@ -52,25 +60,28 @@ impl Wire {
         self.lock().idle
     }
 
-    fn hear(&self, kind: u8, body: &[u8]) {
+    pub(super) fn hear(&self, kind: u8, body: &[u8]) {
         let mut said = self.lock();
         match kind {
-            b'E' => said.error = sqlstate(body),
+            b'E' => {
+                said.error = fields(body).find_map(|field| SqlState::new(field.strip_prefix(b"C")?));
+                said.fatal = fields(body).any(|field| field == b"VFATAL" || field == b"VPANIC");
+            }
             b'C' => said.rolled_back = body.starts_with(b"ROLLBACK\0"),
             b'Z' => said.idle = body == b"I",
             _ => {}
         }
     }
 
-    /// Each change is one assignment, so a panic elsewhere cannot leave it half made.
+    /// Nothing that is done under the lock can panic half way.
     fn lock(&self) -> MutexGuard<'_, Said> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The `C` field of an ErrorResponse: fields are a type byte and a text that ends in NUL.
-fn sqlstate(body: &[u8]) -> Option<SqlState> {
-    body.split(|byte| *byte == 0).find_map(|field| SqlState::new(field.strip_prefix(b"C")?))
+/// The fields of an ErrorResponse: each a type byte (`C` SQLSTATE, `V` severity, never translated) and a text that ends in NUL.
+fn fields(body: &[u8]) -> impl Iterator<Item = &[u8]> {
+    body.split(|byte| *byte == 0)
 }
 
 /// The frame that is being read.
@@ -157,7 +168,7 @@ mod tests {
         let said = [
             frame(b'E', b"SERROR\0VERROR\0C22P02\0Minvalid input C99999\0\0"),
             frame(b'D', &vec![b'E'; 3_000]),
-            frame(b'E', &[b"SFATAL\0C57P01\0M".to_vec(), vec![b'x'; 9_000]].concat()),
+            frame(b'E', &[b"SFATAL\0VFATAL\0C57P01\0M".to_vec(), vec![b'x'; 9_000]].concat()),
             frame(b'n', b""),
             frame(b'C', b"ROLLBACK\0"),
             frame(b'Z', b"I"),
@@ -167,7 +178,7 @@ mod tests {
             let (mut follower, wire) = (Frame::default(), Wire::default());
             follower.follow(&said[..cut], &wire);
             follower.follow(&said[cut..], &wire);
-            assert_eq!(wire.last_error(), SqlState::new(b"57P01"), "{cut}");
+            assert_eq!((wire.last_error(), wire.farewell()), (SqlState::new(b"57P01"), SqlState::new(b"57P01")), "{cut}");
             assert!(wire.rolled_back() && wire.is_idle(), "{cut}");
         }
         let (mut follower, wire) = (Frame::default(), Wire::default());

@@ -56,6 +56,10 @@ impl Connection {
             if let Some(at) = find(&self.buffer, b"\r\n\r\n") {
                 break at;
             }
+            // A TLS handshake, for one, would be waited for in vain.
+            if self.buffer.first().is_some_and(|first| !first.is_ascii_uppercase()) {
+                return Err(malformed("no method"));
+            }
             if self.buffer.len() > MAX_HEAD {
                 return Err(malformed("head too long"));
             }

@@ -167,9 +167,13 @@ fn scripts_and_counters_are_reached_over_http() {
 #[test]
 fn what_is_no_http_ends_the_connection() {
     let stub = stub(vec![]);
-    for nonsense in
-        ["\r\n\r\n", "GET\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", "GET / HTTP/1.1\r\nx\r\n\r\n"]
-    {
+    for nonsense in [
+        "\r\n\r\n",
+        "\u{16}\u{3}\u{1}",
+        "GET\r\n\r\n",
+        "POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
+        "GET / HTTP/1.1\r\nx\r\n\r\n",
+    ] {
         let mut stream = connect(&stub);
         stream.write_all(nonsense.as_bytes()).unwrap();
         assert_eq!(read_to_end(&mut stream).unwrap_or_default(), "", "{nonsense:?}");

@@ -1,0 +1,147 @@
+//! An id is claimed once per group.
+
+use diesel_async::SimpleAsyncConnection;
+use futures_util::future::join;
+use onceward::handler::EventDigest;
+use onceward::record::{Offset, SourceId};
+use onceward::store::processed_events::{self, ClaimRow, Seen};
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::{Db, GROUP, claim, claim_row, committed, id_of_day, ids};
+
+const SOURCE: SourceId = SourceId(1);
+
+// CASES D08, D09
+#[tokio::test]
+async fn a_claim_returns_new_ids_only_and_by_id() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let [a, b, c] = ids();
+    assert_eq!(committed(&mut s, async |s| claim(s, SOURCE, &[b]).await).await, [b]);
+    assert_eq!(committed(&mut s, async |s| claim(s, SOURCE, &[b]).await).await, ids::<0>());
+    let mut new = [a, c];
+    new.sort();
+    assert_eq!(committed(&mut s, async |s| claim(s, SOURCE, &[a, b, a, c]).await).await, new);
+}
+
+// CASES E01
+#[tokio::test]
+async fn an_id_applies_once_at_any_time_from_any_place_and_twice_for_two_groups() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let [x] = ids();
+    assert_eq!(committed(&mut s, async |s| claim(s, SOURCE, &[x]).await).await, [x]);
+    let outsider = db.outsider().await;
+    outsider.batch_execute("UPDATE processed_event SET processed_at = processed_at - interval '36 hours'").await.unwrap();
+    assert_eq!(committed(&mut s, async |s| claim(s, SourceId(2), &[Uuid::now_v7(), x]).await).await.len(), 1);
+    let other_group = committed(&mut s, async |s| processed_events::claim(s, "mail", SOURCE, &[claim_row(x, 0)]).await).await;
+    assert!(other_group.contains(&x));
+
+    let sql = "SELECT array_agg(attname::text ORDER BY attname) FROM pg_index JOIN pg_attribute ON attrelid = indexrelid
+               WHERE indrelid = 'processed_event'::regclass AND indisunique GROUP BY indexrelid";
+    let unique: Vec<Vec<String>> = outsider.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(unique, [["consumer_group", "event_id"]], "a unique key with a time in it takes the same id twice");
+}
+
+#[tokio::test]
+async fn a_look_up_finds_the_claims_of_this_group_on_every_day() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let [today, other, unclaimed] = ids();
+    let tomorrow = id_of_day(1);
+    let digest = EventDigest::new(3, 1 << 40);
+    let rows = [today, tomorrow].map(|event_id| ClaimRow { event_id, digest, offset: Offset(9) });
+    committed(&mut s, async |s| processed_events::claim(s, GROUP, SOURCE, &rows).await).await;
+    committed(&mut s, async |s| processed_events::claim(s, "mail", SOURCE, &[claim_row(other, 0)]).await).await;
+    let mut seen = processed_events::look_up(&mut s, GROUP, &[unclaimed, tomorrow, other, today]).await.unwrap();
+    seen.sort_by_key(|seen| seen.event_id);
+    let expect = |event_id| Seen { event_id, digest: Some(digest), source: Some(SOURCE), offset: Some(Offset(9)) };
+    assert_eq!(seen, [expect(today), expect(tomorrow)]);
+    assert_eq!(processed_events::look_up(&mut s, GROUP, &[]).await.unwrap(), []);
+}
+
+// CASES E02: the second session waits for the first, and then knows.
+#[tokio::test]
+async fn a_claim_that_is_given_back_is_new_to_the_session_that_waited_for_it() {
+    let (db, store) = Db::ready().await;
+    let (mut first, mut second) = (store.claims.get().await.unwrap(), store.claims.get().await.unwrap());
+    let [kept, given] = ids();
+    let (claimed, is_claimed) = oneshot::channel();
+    let holder = committed(&mut first, async |s| {
+        claim(s, SOURCE, &[kept, given]).await?;
+        claimed.send(()).unwrap();
+        db.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')")
+            .await;
+        processed_events::give_back(s, GROUP, &[given]).await
+    });
+    let waiter = async {
+        is_claimed.await.unwrap();
+        committed(&mut second, async |s| claim(s, SourceId(2), &[kept, given]).await).await
+    };
+    let ((), new) = join(holder, waiter).await;
+    assert_eq!(new, [given]);
+}
+
+#[tokio::test]
+#[should_panic(expected = "a claim that is given back must be there")]
+async fn giving_back_what_was_never_claimed_is_a_fault_of_the_program() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    committed(&mut s, async |s| processed_events::give_back(s, GROUP, &ids::<1>()).await).await;
+}
+
+// CASES E04
+#[tokio::test]
+async fn two_batches_in_opposite_order_never_deadlock() {
+    let (_db, store) = Db::ready().await;
+    let (mut first, mut second) = (store.claims.get().await.unwrap(), store.claims.get().await.unwrap());
+    for _ in 0..60 {
+        let forward: [Uuid; 64] = ids();
+        let mut backward = forward;
+        backward.reverse();
+        let (a, b) = join(
+            committed(&mut first, async |s| claim(s, SOURCE, &forward).await),
+            committed(&mut second, async |s| claim(s, SourceId(2), &backward).await),
+        )
+        .await;
+        assert_eq!(a.len() + b.len(), 64);
+    }
+}
+
+// CASES E06
+#[tokio::test]
+async fn a_hundred_thousand_duplicates_leave_no_dead_rows() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let batch: [Uuid; 1_000] = ids();
+    committed(&mut s, async |s| claim(s, SOURCE, &batch).await).await;
+    for _ in 0..100 {
+        assert_eq!(committed(&mut s, async |s| claim(s, SOURCE, &batch).await).await, ids::<0>());
+    }
+    s.batch_execute("SELECT pg_stat_force_next_flush()").await.unwrap();
+    let outsider = db.outsider().await;
+    let dead = "SELECT coalesce(sum(n_dead_tup), 0)::bigint, sum(n_tup_ins)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'processed_event_%'";
+    let row = outsider.query_one(dead, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (0, 1_000));
+}
+
+/// An unprepared statement halves the throughput, and nothing else would show it.
+#[tokio::test]
+async fn the_hot_statements_are_prepared_once() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    for _ in 0..3 {
+        committed(&mut s, async |s| claim(s, SOURCE, &ids::<5>()).await).await;
+    }
+    use diesel::sql_types::BigInt;
+    use diesel_async::RunQueryDsl;
+    #[derive(diesel::QueryableByName)]
+    struct Count {
+        #[diesel(sql_type = BigInt)]
+        count: i64,
+    }
+    let sql = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO processed_event%'";
+    let prepared: Count = diesel::sql_query(sql).get_result(&mut *s).await.unwrap();
+    assert_eq!(prepared.count, 1);
+}

@@ -1,0 +1,132 @@
+//! Epochs only grow, and only the current one writes.
+
+use futures_util::future::join;
+use onceward::record::{Epoch, NextOffset, RecordDigest};
+use onceward::store::consumed_partitions::{Fence, advance, bump, fence, has_rows, rebump};
+use onceward::store::{ErrorClass, Settings, Store, retention};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+use crate::{Db, GROUP, LIMITS, TOPIC, assert_class, committed, own};
+
+#[tokio::test]
+async fn each_owner_gets_the_next_epoch_and_finds_where_the_last_one_stopped() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.control.get().await.unwrap();
+    assert!(!has_rows(&mut s, GROUP, TOPIC).await.unwrap());
+    let first = bump(&mut s, GROUP, TOPIC, 3, "a").await.unwrap();
+    assert_eq!((first.epoch, first.next_offset, first.went_back.as_deref()), (Epoch(1), None, None));
+    let digest = Some(RecordDigest(-5));
+    committed(&mut s, async |s| {
+        fence(s, first.source, first.epoch).await?.expect("ours");
+        advance(s, first.source, first.epoch, NextOffset(42), digest).await
+    })
+    .await;
+    let second = bump(&mut s, GROUP, TOPIC, 3, "b").await.unwrap();
+    assert_eq!((second.source, second.epoch), (first.source, Epoch(2)));
+    assert_eq!((second.next_offset, second.last_record_digest), (Some(NextOffset(42)), digest));
+    assert!(has_rows(&mut s, GROUP, TOPIC).await.unwrap() && !has_rows(&mut s, GROUP, "other").await.unwrap());
+    assert_ne!(own(&mut s, 4).await.0, first.source);
+}
+
+#[tokio::test]
+async fn the_fence_holds_for_the_current_epoch_only_and_brings_the_floor() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.control.get().await.unwrap();
+    let (source, stale) = own(&mut s, 0).await;
+    let (_, current) = own(&mut s, 0).await;
+    assert_eq!(committed(&mut s, async |s| fence(s, source, stale).await).await, None);
+    let floor = retention::floor(&mut s).await.unwrap();
+    assert!(floor.is_some());
+    assert_eq!(committed(&mut s, async |s| fence(s, source, current).await).await, Some(Fence { next_offset: None, floor }));
+}
+
+#[tokio::test]
+#[should_panic(expected = "without the fence of epoch 1")]
+async fn a_stale_owner_cannot_move_the_frontier() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.control.get().await.unwrap();
+    let (source, stale) = own(&mut s, 0).await;
+    own(&mut s, 0).await;
+    committed(&mut s, async |s| advance(s, source, stale, NextOffset(1), None).await).await;
+}
+
+#[tokio::test]
+async fn a_bump_waits_for_the_open_batch_and_then_goes_on() {
+    let (db, store) = Db::ready().await;
+    let (mut batch, mut control) = (store.claims.get().await.unwrap(), store.control.get().await.unwrap());
+    let (source, epoch) = own(&mut control, 0).await;
+    let (fenced, is_fenced) = oneshot::channel();
+    let running = committed(&mut batch, async |s| {
+        fence(s, source, epoch).await?.expect("ours");
+        fenced.send(()).unwrap();
+        db.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')")
+            .await;
+        advance(s, source, epoch, NextOffset(7), None).await
+    });
+    let taking_over = async {
+        is_fenced.await.unwrap();
+        bump(&mut control, GROUP, TOPIC, 0, "next").await.unwrap()
+    };
+    let ((), next) = join(running, taking_over).await;
+    assert_eq!(
+        (next.epoch, next.next_offset),
+        (Epoch(2), Some(NextOffset(7))),
+        "what the batch settled is what the next owner sees"
+    );
+    assert_eq!(committed(&mut batch, async |s| fence(s, source, epoch).await).await, None);
+}
+
+#[tokio::test]
+async fn a_bump_that_waits_too_long_says_try_again() {
+    let (db, store) = Db::ready().await;
+    let limits = onceward::store::TimeLimits { lock: Duration::from_millis(50), ..LIMITS };
+    let impatient = Store::connect(&Settings { limits, ..db.settings() }, 1).unwrap();
+    let (mut batch, mut control) = (store.claims.get().await.unwrap(), impatient.control.get().await.unwrap());
+    let (source, epoch) = own(&mut control, 0).await;
+    let error = committed(&mut batch, async |s| {
+        fence(s, source, epoch).await?.expect("ours");
+        Ok(bump(&mut control, GROUP, TOPIC, 0, "next").await.unwrap_err())
+    })
+    .await;
+    assert_class(&error, "55P03", ErrorClass::Retry);
+    assert_eq!(own(&mut control, 0).await.1, Epoch(2), "the failed bump left nothing behind");
+}
+
+#[tokio::test]
+async fn a_rebump_only_succeeds_for_the_epoch_that_is_current() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.control.get().await.unwrap();
+    let (source, first) = own(&mut s, 0).await;
+    let again = rebump(&mut s, source, first, "again").await.unwrap().expect("ours");
+    assert_eq!(again.epoch, Epoch(2));
+    assert_eq!(rebump(&mut s, source, first, "zombie").await.unwrap(), None);
+    assert!(committed(&mut s, async |s| fence(s, source, Epoch(2)).await).await.is_some());
+}
+
+#[tokio::test]
+async fn another_server_or_timeline_is_reported_for_as_long_as_the_stored_one_differs() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.control.get().await.unwrap();
+    let (source, epoch) = own(&mut s, 0).await;
+    let outsider = db.outsider().await;
+    outsider.batch_execute("UPDATE consumed_partition SET timeline = timeline + 8").await.unwrap();
+    for _ in 0..2 {
+        let went_back = bump(&mut s, GROUP, TOPIC, 0, "x").await.unwrap().went_back.expect("another timeline");
+        assert_eq!(went_back, "the timeline was 9 and is 1");
+    }
+    outsider.batch_execute("UPDATE consumed_partition SET system_identifier = 5").await.unwrap();
+    let ownership = rebump(&mut s, source, Epoch(epoch.0 + 2), "x").await.unwrap().expect("ours");
+    assert!(ownership.went_back.expect("another server").starts_with("the system identifier was 5 and is "));
+}
+
+#[tokio::test]
+async fn an_ordinary_role_may_ask_which_server_this_is() {
+    let (db, _store) = Db::ready().await;
+    let outsider = db.outsider().await;
+    let role = format!("plain_{}", uuid::Uuid::now_v7().simple());
+    outsider.batch_execute(&format!("CREATE ROLE {role}; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")).await.unwrap();
+    let url = format!("{}?options=-c%20role%3D{role}", db.url());
+    let plain = Store::connect(&crate::settings(url), 1).unwrap();
+    own(&mut plain.control.get().await.unwrap(), 0).await;
+}
