@@ -71,9 +71,18 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Why it cannot go on, or could not end in order.
-pub async fn serve<H: Handler>(config: Config, handler: impl FnOnce(&Store) -> H, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn serve<H: Handler>(
+    config: Config,
+    handler: impl FnOnce(&Store) -> H,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let (readiness, status) = (Readiness::new(), Status::default());
-    let admin = Admin { topic: config.kafka.topic.clone(), group: config.kafka.group.clone(), readiness: readiness.clone(), status: status.clone() };
+    let admin = Admin {
+        topic: config.kafka.topic.clone(),
+        group: config.kafka.group.clone(),
+        readiness: readiness.clone(),
+        status: status.clone(),
+    };
     let port = admin.open(config.admin.listen)?;
     info!(address = %port.address, "admin port");
     actix::spawn(port.server);
@@ -108,8 +117,16 @@ pub async fn serve<H: Handler>(config: Config, handler: impl FnOnce(&Store) -> H
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
 fn billing(config: &Config) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
-    let ProviderConfig { kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, .. } = config.provider.clone();
-    let profile = Profile { amount, key_life, key_life_margin, retry_after_cap, replays_stored_answers: config.provider.replays_stored_answers };
+    let ProviderConfig {
+        kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, ..
+    } = config.provider.clone();
+    let profile = Profile {
+        amount,
+        key_life,
+        key_life_margin,
+        retry_after_cap,
+        replays_stored_answers: config.provider.replays_stored_answers,
+    };
     let client = match kind {
         ProviderKind::None => None,
         ProviderKind::Http => {
@@ -173,7 +190,9 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
         Some(floor) => floor,
         None => {
             let (client, topic) = (config.kafka.kafka_client_config(), config.kafka.topic.clone());
-            let oldest = tokio::task::spawn_blocking(move || oldest_record_ms(client, &topic)).await.map_err(|error| Prepare::Never(error.into()))?;
+            let oldest = tokio::task::spawn_blocking(move || oldest_record_ms(client, &topic))
+                .await
+                .map_err(|error| Prepare::Never(error.into()))?;
             let oldest = oldest.map_err(|reason| Prepare::NotYet { latch: Readiness::ASSIGNMENT, reason })?;
             retention::init_floor(&mut session, config.retention.retention, oldest).await.map_err(database)?
         }
@@ -207,8 +226,11 @@ fn start<H: Handler>(
     fatal: &Fatal,
 ) -> anyhow::Result<Addr<Supervisor<H>>> {
     let topic = config.kafka.topic.clone();
-    let consumer: BaseConsumer<Rebalances> =
-        config.kafka.kafka_client_config().create_with_context(Rebalances::default()).context("the Kafka client refuses its configuration")?;
+    let consumer: BaseConsumer<Rebalances> = config
+        .kafka
+        .kafka_client_config()
+        .create_with_context(Rebalances::default())
+        .context("the Kafka client refuses its configuration")?;
     consumer.subscribe(&[&topic]).context("the topic cannot be subscribed to")?;
     let consumer = Arc::new(consumer);
     let weak: Weak<_> = Arc::downgrade(&consumer);
@@ -218,7 +240,9 @@ fn start<H: Handler>(
     let buffer = Buffer::new(config.pipeline.buffer_bytes, commands.clone());
     PollThread::start(consumer, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"));
 
-    let offsets = OffsetActor::new(topic.clone(), weak.clone(), config.kafka.commit_interval, status.clone(), fatal.notice("OffsetActor")).start();
+    let offsets =
+        OffsetActor::new(topic.clone(), weak.clone(), config.kafka.commit_interval, status.clone(), fatal.notice("OffsetActor"))
+            .start();
     let engine = Engine {
         handler,
         store,

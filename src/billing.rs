@@ -12,7 +12,7 @@
 mod verdict;
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use actix::Addr;
 use uuid::Uuid;
@@ -85,15 +85,13 @@ impl Handler for Billing {
 
 impl Provider {
     async fn apply(&self, tx: &mut Session, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed]) -> Result<Vec<Outcome>, DbError> {
-        // Before anything else that takes time: the wall clock must count a suspension from here on.
-        let deadline_wall = SystemTime::now() + ctx.deadline.saturating_duration_since(Instant::now());
         let Some(opened) = self.open(ctx, events).await? else {
             // Fenced: the partition is somebody else's. Nothing of this transaction can count any more.
             ctx.stop.raise();
             return Ok(vec![Outcome::NotStarted { wait: Duration::ZERO }; events.len()]);
         };
         let mut verdicts = self.judge(ctx, events, opened);
-        self.call(ctx, deadline_wall, &mut verdicts).await;
+        self.call(ctx, &mut verdicts).await;
 
         let rows = events.iter().zip(&verdicts).map(|(event, verdict)| verdict.payment_row(event)).collect();
         let written = write_rows(tx, rows).await?;
@@ -130,13 +128,13 @@ impl Provider {
     }
 
     /// Asks for every charge that is to be asked for, and puts what became of it in its place.
-    async fn call(&self, ctx: &BatchContext<Kept>, deadline_wall: SystemTime, verdicts: &mut [Verdict]) {
+    async fn call(&self, ctx: &BatchContext<Kept>, verdicts: &mut [Verdict]) {
         let charges: Vec<Charge> = verdicts.iter().filter_map(Verdict::charge).cloned().collect();
         if charges.is_empty() {
             return;
         }
         let (stop, answers) = (ctx.stop.clone(), ctx.answers.clone());
-        let batch = ChargeBatch { charges, deadline: ctx.deadline, deadline_wall, stop, answers };
+        let batch = ChargeBatch { charges, deadline: ctx.deadline, deadline_wall: ctx.deadline_wall, stop, answers };
         let called = self.payment.send(batch).await.map_err(|fault| {
             tracing::error!(%fault, source = %ctx.source, "the payment actor did not answer; calls that had begun are unknown");
         });

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
@@ -266,6 +266,8 @@ pub struct BatchContext<A> {
     pub group: Arc<str>,
     /// No call may start that could end after this.
     pub deadline: Instant,
+    /// The same on the wall clock, which also counts the time of a machine that was suspended.
+    pub deadline_wall: SystemTime,
     /// Raised: start no call.
     pub stop: StopFlag,
     /// Answers of earlier tries, and where new ones go.

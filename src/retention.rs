@@ -49,7 +49,8 @@ impl Days {
             Some(floor) => Some(floor),
             None => retention::floor(&mut session).await?,
         };
-        let takes: BTreeSet<i64> = missing.iter().filter(|id| floor.is_none_or(|floor| **id >= floor)).map(|id| day_of(*id)).collect();
+        let takes: BTreeSet<i64> =
+            missing.iter().filter(|id| floor.is_none_or(|floor| **id >= floor)).map(|id| day_of(*id)).collect();
         if !takes.is_empty() {
             retention::ensure_days(&mut session, &takes).await?;
         }
@@ -93,7 +94,9 @@ pub fn oldest_record_ms(mut client: ClientConfig, topic: &str) -> Result<Option<
     for partition in partitions {
         let borders = consumer.fetch_watermarks(topic, partition.id(), OLDEST).map_err(|error| error.to_string())?;
         if borders.0 < borders.1 {
-            assignment.add_partition_offset(topic, partition.id(), rdkafka::Offset::Offset(borders.0)).map_err(|error| error.to_string())?;
+            assignment
+                .add_partition_offset(topic, partition.id(), rdkafka::Offset::Offset(borders.0))
+                .map_err(|error| error.to_string())?;
         }
     }
     let mut waiting = assignment.count();

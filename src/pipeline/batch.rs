@@ -12,9 +12,9 @@ use uuid::Uuid;
 
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
-use crate::retention::unix_ms;
 use crate::pipeline::window::Buffered;
 use crate::record::Offset;
+use crate::retention::unix_ms;
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::processed_events::{ClaimRow, Seen};
 
@@ -87,17 +87,31 @@ pub struct Counts {
 
 impl<'a, E: Event> Batch<'a, E> {
     /// Decodes every record, each under its own guard, and folds repeats. What cannot be decoded is held and stops nobody.
-    pub fn decode<H: Handler<Event = E>>(handler: &H, records: impl Iterator<Item = &'a Buffered>, now: SystemTime, future_skew: Duration) -> Self {
+    pub fn decode<H: Handler<Event = E>>(
+        handler: &H,
+        records: impl Iterator<Item = &'a Buffered>,
+        now: SystemTime,
+        future_skew: Duration,
+    ) -> Self {
         let latest = (now + future_skew).duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
         let mut firsts: HashMap<Uuid, usize> = HashMap::new();
         let mut items: Vec<Item<'a, E>> = Vec::with_capacity(records.size_hint().0);
         for record in records {
             let item = match decode_guarded(handler, record) {
-                Err(rejection) => Item { record, event_id: rejection.event_id, digest: None, event: None, fate: Fate::Held(Hold::parked(rejection)) },
+                Err(rejection) => Item {
+                    record,
+                    event_id: rejection.event_id,
+                    digest: None,
+                    event: None,
+                    fate: Fate::Held(Hold::parked(rejection)),
+                },
                 Ok(event) => {
                     let (id, digest) = (event.id(), event.digest());
                     let fate = if u128::from(unix_ms(id)) > latest {
-                        Fate::Held(Hold::unclaimed(HeldReason::Future, "the id's time lies in the future beyond retention.future_skew_ms".to_owned()))
+                        Fate::Held(Hold::unclaimed(
+                            HeldReason::Future,
+                            "the id's time lies in the future beyond retention.future_skew_ms".to_owned(),
+                        ))
                     } else {
                         let first = *firsts.entry(id).or_insert(items.len());
                         let first_digest = items.get(first).and_then(|first| first.digest);
@@ -144,7 +158,8 @@ impl<'a, E: Event> Batch<'a, E> {
             match seen.get(&id) {
                 None => unexplained.push(id),
                 Some(Some(known)) if digest.contradicts(*known) => {
-                    item.fate = Fate::Held(Hold::unclaimed(HeldReason::Conflict, "this id was applied with another content".to_owned()));
+                    item.fate =
+                        Fate::Held(Hold::unclaimed(HeldReason::Conflict, "this id was applied with another content".to_owned()));
                 }
                 Some(_) => item.fate = Fate::Duplicate,
             }
@@ -210,7 +225,9 @@ impl<'a, E: Event> Batch<'a, E> {
             .iter()
             .filter_map(|item| match &item.fate {
                 Fate::Held(hold) => Some(hold.row(item.record, item.event_id)),
-                Fate::Open | Fate::Repeat { .. } | Fate::Duplicate | Fate::Applied | Fate::Declined | Fate::GivenBack { .. } => None,
+                Fate::Open | Fate::Repeat { .. } | Fate::Duplicate | Fate::Applied | Fate::Declined | Fate::GivenBack { .. } => {
+                    None
+                }
             })
             .collect()
     }
@@ -293,7 +310,9 @@ fn fate(outcome: Outcome, retry: &RetryPolicy) -> Fate {
         Outcome::Applied => Fate::Applied,
         Outcome::Declined => Fate::Declined,
         Outcome::NotStarted { wait } => Fate::GivenBack { wait },
-        Outcome::Retry { error, wait } => Fate::Held(Hold::claimed(HeldReason::Retryable, error, retry.after(1, Duration::ZERO, wait))),
+        Outcome::Retry { error, wait } => {
+            Fate::Held(Hold::claimed(HeldReason::Retryable, error, retry.after(1, Duration::ZERO, wait)))
+        }
         Outcome::Unknown { error, parked: true, .. } => Fate::Held(Hold::claimed(HeldReason::Unknown, error, Next::Park)),
         Outcome::Unknown { error, wait, parked: false } => {
             Fate::Held(Hold::claimed(HeldReason::Unknown, error, retry.after(1, Duration::ZERO, wait)))

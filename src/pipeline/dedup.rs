@@ -25,9 +25,9 @@ use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
-use crate::store::held_events::{DueHeld, HeldUpdate};
 use crate::retention::Days;
 use crate::status::Status;
+use crate::store::held_events::{DueHeld, HeldUpdate};
 use crate::store::{DbError, ErrorClass, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
@@ -376,12 +376,14 @@ async fn apply<H: Business>(
         epoch: run.epoch,
         group: Arc::clone(&engine.group),
         deadline: started + engine.effect_deadline,
+        deadline_wall: SystemTime::now() + engine.effect_deadline,
         stop: run.stop.clone(),
         answers: run.answers.clone(),
     };
     let applied = AssertUnwindSafe(engine.handler.apply(tx, &context, events)).catch_unwind().await;
     metrics::stage(metrics::Stage::Apply, started.elapsed());
-    Ok(applied.map_err(|_| BatchError::Panicked)??)
+    // A handler's own statements carry no SQLSTATE: the session knows the last one.
+    applied.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("apply", error)))
 }
 
 /// The partition's held events that are due: locked and read again instead of claimed, then the same effect.
@@ -404,7 +406,9 @@ async fn run_due<H: Business>(
                         due.push(row);
                         events.push(Claimed::new(event, row.record.offset));
                     }
-                    Err(rejection) => updates.push((row.id, HeldUpdate::Parked { reason: rejection.reason, error: rejection.error })),
+                    Err(rejection) => {
+                        updates.push((row.id, HeldUpdate::Parked { reason: rejection.reason, error: rejection.error }))
+                    }
                 }
             }
             let outcomes = apply(engine, tx, run, &events).await?;

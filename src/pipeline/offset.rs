@@ -259,7 +259,8 @@ fn commit_requests(topic: &str, consumer: &Weak<BaseConsumer<Rebalances>>, reque
         let result = consumer.upgrade().ok_or_else(|| "the consumer is closed".to_owned()).and_then(|consumer| {
             let mut list = TopicPartitionList::with_capacity(request.offsets.len());
             for (partition, next_offset) in &request.offsets {
-                list.add_partition_offset(topic, *partition, rdkafka::Offset::Offset(next_offset.0)).map_err(|error| error.to_string())?;
+                list.add_partition_offset(topic, *partition, rdkafka::Offset::Offset(next_offset.0))
+                    .map_err(|error| error.to_string())?;
             }
             consumer.commit(&list, CommitMode::Sync).map_err(|error| error.to_string())
         });

@@ -278,7 +278,8 @@ impl<H: Business> PartitionActor<H> {
         if let Some(words) = ownership.went_back {
             self.end(Report::Stop(words), ctx);
         } else if !self.written.allows(ownership.next_offset) {
-            let words = format!("consumed_partition.next_offset is {:?}, but this owner wrote {:?}", ownership.next_offset, self.written);
+            let words =
+                format!("consumed_partition.next_offset is {:?}, but this owner wrote {:?}", ownership.next_offset, self.written);
             self.end(Report::Stop(format!("{words}: the database went back in time")), ctx);
         } else {
             info!(partition = self.partition, epoch = ownership.epoch.0, "took a new epoch after an outage");

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use actix::prelude::SendError;
 use actix::{Message, Recipient};
+use rdkafka::TopicPartitionList;
 use rdkafka::bindings as native;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message as _};
-use rdkafka::TopicPartitionList;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
@@ -167,7 +167,10 @@ impl PollThread {
             watermarks_read: Instant::now(),
             _death: death,
         };
-        std::thread::Builder::new().name("onceward-poll".into()).spawn(move || thread.run()).expect("the operating system gives a thread")
+        std::thread::Builder::new()
+            .name("onceward-poll".into())
+            .spawn(move || thread.run())
+            .expect("the operating system gives a thread")
     }
 
     fn run(mut self) {
@@ -318,7 +321,9 @@ impl PollThread {
 
     fn report_error(&self, error: &KafkaError) {
         match error {
-            KafkaError::MessageConsumptionFatal(code) => self.tell(PollEvent::Fatal(format!("the Kafka client is beyond repair: {code}"))),
+            KafkaError::MessageConsumptionFatal(code) => {
+                self.tell(PollEvent::Fatal(format!("the Kafka client is beyond repair: {code}")))
+            }
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => self.tell(PollEvent::OutOfRange),
             other => {
                 metrics::client_error();
@@ -354,7 +359,8 @@ impl PollThread {
         self.asked = None;
         let mut list = TopicPartitionList::with_capacity(routes.len());
         for (partition, base, _) in &routes {
-            list.add_partition_offset(&self.topic, *partition, rdkafka::Offset::Offset(base.0)).expect("an offset of a record is valid");
+            list.add_partition_offset(&self.topic, *partition, rdkafka::Offset::Offset(base.0))
+                .expect("an offset of a record is valid");
         }
         if let Err(error) = rebalance::assign(&self.consumer, &list) {
             self.tell(PollEvent::Fatal(format!("could not assign: {error}")));
@@ -492,7 +498,13 @@ fn cached_log_end(consumer: &BaseConsumer<Rebalances>, topic: &str, partition: i
     let (mut low, mut high) = (0, 0);
     // SAFETY: the client is alive while the consumer is borrowed; the out-pointers are ours.
     let code = unsafe {
-        native::rd_kafka_get_watermark_offsets(consumer.client().native_ptr(), topic.as_ptr(), partition, &raw mut low, &raw mut high)
+        native::rd_kafka_get_watermark_offsets(
+            consumer.client().native_ptr(),
+            topic.as_ptr(),
+            partition,
+            &raw mut low,
+            &raw mut high,
+        )
     };
     (code == native::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(NextOffset(high))
 }

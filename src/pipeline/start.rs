@@ -59,7 +59,9 @@ pub enum Refusal {
 pub fn resolve(known: &Known) -> Result<NextOffset, Refusal> {
     let (first, end) = known.log;
     let base = match (known.committed, known.next_offset) {
-        (Some(committed), Some(next_offset)) if committed > next_offset => return Err(Refusal::KafkaAhead { committed, next_offset }),
+        (Some(committed), Some(next_offset)) if committed > next_offset => {
+            return Err(Refusal::KafkaAhead { committed, next_offset });
+        }
         // Behind or equal: a replay, or a commit that came after a kill. The claims absorb it.
         (Some(committed), _) => committed,
         (None, Some(next_offset)) => next_offset,

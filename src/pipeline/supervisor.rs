@@ -253,7 +253,8 @@ impl<H: Business> Supervisor<H> {
             None => {} // revoked meanwhile
             Some(placed) if placed.is_empty() => actor.ask_whether_ours(partition, run, ctx),
             Some(placed) => {
-                for (partition, base, route) in placed.into_iter().filter_map(|placed| actor.place(placed, ctx)).collect::<Vec<_>>() {
+                for (partition, base, route) in placed.into_iter().filter_map(|placed| actor.place(placed, ctx)).collect::<Vec<_>>()
+                {
                     let _ = actor.wiring.commands.send(Command::Reposition { partition, base, route });
                 }
             }
@@ -271,7 +272,8 @@ impl<H: Business> Supervisor<H> {
 
     /// Readiness is red while any partition of ours is stopped.
     fn show_stopped(&self) {
-        let stopped: Vec<_> = self.partitions.iter().filter(|(_, owned)| matches!(owned.life, Life::Stopped)).map(|(p, _)| p.to_string()).collect();
+        let stopped: Vec<_> =
+            self.partitions.iter().filter(|(_, owned)| matches!(owned.life, Life::Stopped)).map(|(p, _)| p.to_string()).collect();
         if stopped.is_empty() {
             self.wiring.readiness.set(Readiness::PARTITIONS);
         } else {

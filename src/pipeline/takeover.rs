@@ -74,14 +74,18 @@ impl Takeover {
         start: Start,
     ) -> Option<Vec<Placed>> {
         let partitions: Vec<i32> = takeovers.iter().map(|takeover| takeover.partition).collect();
-        let group_is_known = Self::again(&takeovers, async || group_is_known(engine).await.map_err(|error| error.to_string())).await?;
+        let group_is_known =
+            Self::again(&takeovers, async || group_is_known(engine).await.map_err(|error| error.to_string())).await?;
         if !group_is_known && start == Start::Latest {
             // Pinned for every partition at once, so that a crash before the first batch loses nothing, and a member that comes a moment
             // later does not take the beginning for a partition "added later".
             let ends = Self::again(&takeovers, async || ask(consumer, &engine.topic, log_ends).await).await?;
             Self::again(&takeovers, async || pin(engine, &ends).await.map_err(|error| error.to_string())).await?;
         }
-        let bumped = join_all(takeovers.iter().map(|takeover| Self::again(std::slice::from_ref(takeover), async || takeover.bump(engine).await))).await;
+        let bumped = join_all(
+            takeovers.iter().map(|takeover| Self::again(std::slice::from_ref(takeover), async || takeover.bump(engine).await)),
+        )
+        .await;
         let logs = Self::again(&takeovers, async || {
             let partitions = partitions.clone();
             ask(consumer, &engine.topic, move |consumer, topic| read_logs(consumer, topic, &partitions)).await
@@ -121,7 +125,9 @@ impl Takeover {
         let bumped = async {
             let mut session = engine.store.control.get().await.map_err(DbError::from)?;
             let ownership = match self.after {
-                None => Some(consumed_partitions::bump(&mut session, &engine.group, &engine.topic, self.partition, &engine.owner).await?),
+                None => Some(
+                    consumed_partitions::bump(&mut session, &engine.group, &engine.topic, self.partition, &engine.owner).await?,
+                ),
                 Some((source, epoch)) => consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await?,
             };
             let Some(ownership) = ownership else { return Ok(None) };
@@ -194,16 +200,19 @@ fn log_ends(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<BTreeMap
 }
 
 fn read_logs(consumer: &BaseConsumer<Rebalances>, topic: &str, partitions: &[i32]) -> Result<BTreeMap<i32, Log>, String> {
-    let committed = consumer.committed_offsets(list(topic, partitions, Place::Invalid)?, BROKER).map_err(|error| error.to_string())?;
+    let committed =
+        consumer.committed_offsets(list(topic, partitions, Place::Invalid)?, BROKER).map_err(|error| error.to_string())?;
     let committed = committed.elements().into_iter().map(|element| {
         element.error().map_err(|error| format!("committed offset of partition {}: {error}", element.partition()))?;
         let next = if let Place::Offset(next) = element.offset() { Some(NextOffset(next)) } else { None };
         Ok((element.partition(), next))
     });
     let committed = committed.collect::<Result<BTreeMap<_, _>, String>>()?;
-    let (first, end) = (offsets_at(consumer, topic, partitions, Place::Beginning)?, offsets_at(consumer, topic, partitions, Place::End)?);
+    let (first, end) =
+        (offsets_at(consumer, topic, partitions, Place::Beginning)?, offsets_at(consumer, topic, partitions, Place::End)?);
     let log = |partition: &i32| {
-        let (first, end) = first.get(partition).zip(end.get(partition)).ok_or_else(|| format!("partition {partition} has no log"))?;
+        let (first, end) =
+            first.get(partition).zip(end.get(partition)).ok_or_else(|| format!("partition {partition} has no log"))?;
         let committed = *committed.get(partition).ok_or_else(|| format!("no committed offset answer for partition {partition}"))?;
         Ok((*partition, Log { committed, first: Offset(*first), end: NextOffset(*end) }))
     };
@@ -211,7 +220,12 @@ fn read_logs(consumer: &BaseConsumer<Rebalances>, topic: &str, partitions: &[i32
 }
 
 /// The log's border of each partition, in one request.
-fn offsets_at(consumer: &BaseConsumer<Rebalances>, topic: &str, partitions: &[i32], place: Place) -> Result<BTreeMap<i32, i64>, String> {
+fn offsets_at(
+    consumer: &BaseConsumer<Rebalances>,
+    topic: &str,
+    partitions: &[i32],
+    place: Place,
+) -> Result<BTreeMap<i32, i64>, String> {
     let answer = consumer.offsets_for_times(list(topic, partitions, place)?, BROKER).map_err(|error| error.to_string())?;
     let border = answer.elements().into_iter().map(|element| {
         element.error().map_err(|error| format!("log of partition {}: {error}", element.partition()))?;

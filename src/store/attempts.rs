@@ -79,17 +79,18 @@ pub struct BegunAttempt {
 pub async fn open(s: &mut Session, source: SourceId, epoch: Epoch, attempts: &[NewAttempt]) -> Result<Option<Opened>, DbError> {
     let ids: Vec<Uuid> = attempts.iter().map(|attempt| attempt.event_id).collect();
     let limits = s.limits();
-    s.alone("open_attempts", limits, async |s| {
-        let open = Open {
-            event_ids: &ids,
-            bodies: attempts.iter().map(|attempt| attempt.body.as_slice()).collect(),
-            digests: attempts.iter().map(|attempt| attempt.digest.0).collect(),
-            source: source.0,
-            epoch: epoch.0,
-        };
-        if s.change("open_attempts", open).await? == 0 {
-            return Ok(None);
-        }
+    let open = Open {
+        event_ids: &ids,
+        bodies: attempts.iter().map(|attempt| attempt.body.as_slice()).collect(),
+        digests: attempts.iter().map(|attempt| attempt.digest.0).collect(),
+        source: source.0,
+        epoch: epoch.0,
+    };
+    if s.alone("open_attempts", limits, async |s| s.change("open_attempts", open).await).await? == 0 {
+        return Ok(None);
+    }
+    // Looked up only once ours is committed: of two that open the same event at once, at least the later one sees the other.
+    s.alone("look_up_attempts", limits, async |s| {
         let payments = payments::look_up(s, &ids).await?;
         let known = s.rows("look_up_attempts", Find { ids: &ids, source: source.0, epoch: epoch.0 }).await?;
         Ok(Some(Opened { payments, attempts: merge(known) }))

@@ -2,7 +2,7 @@
 use crate::support::{Order, World, eventually_equal};
 
 #[test]
-fn smoke() {
+fn it_runs() {
     let world = World::new();
     let orders = Order::some(1000);
     world.topic.send(orders.iter().map(Order::message));

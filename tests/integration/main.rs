@@ -4,3 +4,4 @@ mod a_duplicate_delivery_applies_once;
 mod support;
 
 mod the_harness_itself;
+mod the_store;

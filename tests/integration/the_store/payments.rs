@@ -5,7 +5,7 @@ use onceward::store::ErrorClass;
 use onceward::store::payments::{PaymentRow, PaymentStatus, insert, look_up};
 use uuid::Uuid;
 
-use crate::{Db, assert_class, committed, ids, refused};
+use super::{Db, assert_class, committed, ids, refused};
 
 pub fn payment(event_id: Uuid, amount: &str, currency: &str) -> PaymentRow {
     let amount = Money::from_decimal(amount, Currency::from_code(currency).unwrap()).unwrap();

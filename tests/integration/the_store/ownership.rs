@@ -7,7 +7,7 @@ use onceward::store::{ErrorClass, Settings, Store, retention};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-use crate::{Db, GROUP, LIMITS, TOPIC, assert_class, committed, own};
+use super::{Db, GROUP, LIMITS, TOPIC, assert_class, committed, own};
 
 #[tokio::test]
 async fn each_owner_gets_the_next_epoch_and_finds_where_the_last_one_stopped() {
@@ -127,6 +127,6 @@ async fn an_ordinary_role_may_ask_which_server_this_is() {
     let role = format!("plain_{}", uuid::Uuid::now_v7().simple());
     outsider.batch_execute(&format!("CREATE ROLE {role}; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")).await.unwrap();
     let url = format!("{}?options=-c%20role%3D{role}", db.url());
-    let plain = Store::connect(&crate::settings(url), 1).unwrap();
+    let plain = Store::connect(&super::settings(url), 1).unwrap();
     own(&mut plain.control.get().await.unwrap(), 0).await;
 }

@@ -8,7 +8,7 @@ use onceward::store::processed_events::{self, ClaimRow, Seen};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use crate::{Db, GROUP, claim, claim_row, committed, id_of_day, ids};
+use super::{Db, GROUP, claim, claim_row, committed, id_of_day, ids};
 
 const SOURCE: SourceId = SourceId(1);
 

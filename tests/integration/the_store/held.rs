@@ -7,7 +7,7 @@ use onceward::record::{Offset, Record, SourceId};
 use onceward::store::Session;
 use onceward::store::held_events::{HeldState, HeldUpdate, NewHeld, counts, hold, lock_due, next_due, update};
 
-use crate::{Db, GROUP, TOPIC, committed, own};
+use super::{Db, GROUP, TOPIC, committed, own};
 
 fn record(offset: i64) -> Record {
     Record {

@@ -8,7 +8,7 @@ use onceward::record::SourceId;
 use onceward::store::{DbError, ErrorClass, Session, Settings, Store, TimeLimits, TransactionError};
 use tokio::sync::Barrier;
 
-use crate::{Db, LIMITS, assert_class, claim, committed, id_of_day, refused, settings};
+use super::{Db, LIMITS, assert_class, claim, committed, id_of_day, refused, settings};
 
 /// What a handler does that knows nothing of SQLSTATEs: `?` on Diesel's error.
 async fn run(s: &mut Session, sql: &str) -> Result<(), DbError> {

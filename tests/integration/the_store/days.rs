@@ -10,7 +10,7 @@ use onceward::store::{ErrorClass, Store, migrate, schema_is_current};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use crate::{Db, assert_class, claim, committed, id_of_day, refused};
+use super::{Db, assert_class, claim, committed, id_of_day, refused};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 

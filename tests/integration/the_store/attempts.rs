@@ -11,8 +11,8 @@ use onceward::store::payments::insert;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::payments::payment;
-use crate::{Db, committed, ids, own};
+use super::payments::payment;
+use super::{Db, committed, ids, own};
 
 const DIGEST: EventDigest = EventDigest::new(1, 0xabc << 8);
 

@@ -13,8 +13,8 @@ use futures_util::future::join_all;
 use onceward::record::SourceId;
 use onceward::store::{DbError, ErrorClass, Session, Store, TimeLimits, TransactionError};
 
-use crate::proxy::lossy_proxy;
-use crate::{Db, LIMITS, assert_class, claim, committed, ids, refused, settings};
+use super::proxy::lossy_proxy;
+use super::{Db, LIMITS, assert_class, claim, committed, ids, refused, settings};
 
 const SOURCE: SourceId = SourceId(1);
 const NONE_IN_TRANSACTION: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity
