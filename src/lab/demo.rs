@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<bool> {
     story.opening();
     let mut stage = Stage::set_up()?;
     let told = play(&story, &mut stage);
-    if told.is_err() {
+    if told.is_err() && !stage.is_interrupted() {
         stage.show_the_engines_last_words();
     }
     let report = told?;
@@ -97,6 +97,7 @@ fn play(story: &Story, stage: &mut Stage) -> Result<Report> {
     story.more(format!("killed one's partitions when that one's session of {} s has ended.", stage::SESSION.as_secs()));
     stage.wait_until("everything is settled", LIMIT, Stage::is_settled)?;
     story.tell("Every record is settled, also those whose answer was lost and those that had to be asked again.");
+    story.more(format!("What is held, and waits for a person: {}.", stage.held()?.join(", ")));
 
     replay_everything(story, stage)?;
     story.tell("The reckoning, from the producer's log, the database and the provider's ledger:");
@@ -146,9 +147,11 @@ fn kill_it_while_it_charges(story: &Story, stage: &mut Stage) -> Result<()> {
     let charged = ledger.iter().filter(|entry| entry.status == LedgerStatus::Charged);
     let unknown = charged.filter(|entry| !paid.contains(&entry.idempotency_key)).count();
     ensure!(unknown > 0, "the engine was not killed in the middle of anything");
-    story
-        .tell(format!("SIGKILL, with {open} transactions open and a call on its way. The database knows {} payments,", paid.len()));
-    story.more(format!("and the provider has made {unknown} charges that the database has never heard of."));
+    story.tell(format!(
+        "SIGKILL, with {open} transactions open and a call on its way. The database knows {} payments,",
+        grouped(paid.len() as u64)
+    ));
+    story.more(format!("and the provider has made {} charges that the database has never heard of.", grouped(unknown as u64)));
     Ok(())
 }
 

@@ -173,6 +173,13 @@ listen = {:?}
         Ok(self.broker.committed(GROUP)? == ends && self.column(waiting)? == ["0"])
     }
 
+    /// What waits for a person, in words: `21 rejected`.
+    pub fn held(&self) -> Result<Vec<String>> {
+        self.column(
+            "SELECT count(*) || ' ' || reason FROM held_event WHERE state = 'parked' GROUP BY reason ORDER BY count(*) DESC",
+        )
+    }
+
     /// Transactions of the engine in which it waits for something that is not the database.
     pub fn open_transactions(&self) -> Result<usize> {
         let open = "SELECT pid FROM pg_stat_activity WHERE application_name = 'onceward' AND state = 'idle in transaction'";
