@@ -86,8 +86,7 @@ impl Handler for Billing {
 impl Provider {
     async fn apply(&self, tx: &mut Session, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed]) -> Result<Vec<Outcome>, DbError> {
         let Some(opened) = self.open(ctx, events).await? else {
-            // Fenced: the partition is somebody else's. Nothing of this transaction can count any more.
-            ctx.stop.raise();
+            // Fenced: the partition is somebody else's. Nobody is called, and COMMIT or the next fence tells the owner.
             return Ok(vec![Outcome::NotStarted { wait: Duration::ZERO }; events.len()]);
         };
         let mut verdicts = self.judge(ctx, events, opened);

@@ -3,6 +3,8 @@
 //! Who owns what: the poll thread the consumer, the Supervisor the partitions' lives, a PartitionActor its window, a DedupActor the
 //! transaction, the OffsetActor what Kafka is told. Everything between them is a message.
 
+pub mod command;
+mod native;
 pub mod poll;
 pub mod rebalance;
 
@@ -15,6 +17,9 @@ pub mod window;
 
 pub mod batch;
 pub mod dedup;
+mod due;
+pub mod workers;
+
 pub mod payment;
 
 pub mod offset;

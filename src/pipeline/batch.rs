@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
-use crate::record::Offset;
+use crate::record::{Offset, Record};
 use crate::retention::unix_ms;
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::processed_events::{ClaimRow, Seen};
@@ -288,7 +288,8 @@ impl Hold {
     }
 }
 
-fn decode_guarded<H: Handler>(handler: &H, record: &Buffered) -> Result<H::Event, Rejection> {
+/// Decodes under a guard: a panic is this record's fault and nobody else's.
+pub(super) fn decode_guarded<H: Handler>(handler: &H, record: &Record) -> Result<H::Event, Rejection> {
     catch_unwind(AssertUnwindSafe(|| handler.decode(record))).unwrap_or_else(|_| {
         Err(Rejection { reason: HeldReason::Undecodable, error: "decoding this record panicked".to_owned(), event_id: None })
     })

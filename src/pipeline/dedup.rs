@@ -9,25 +9,24 @@
 
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use actix::prelude::*;
 use futures_util::FutureExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tracing::{error, warn};
+use tracing::warn;
 use uuid::Uuid;
 
-use crate::handler::{Answers, BatchContext, Claimed, Event, Handler as Business, HeldReason, Outcome, StopFlag};
-use crate::held::{Next, RetryPolicy};
+use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, Outcome, StopFlag};
+use crate::held::RetryPolicy;
 use crate::metrics;
 use crate::pipeline::batch::{Batch, Counts};
+use crate::pipeline::due::run_due;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
-use crate::store::held_events::{DueHeld, HeldUpdate};
 use crate::store::{DbError, ErrorClass, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
@@ -142,7 +141,7 @@ pub struct Again {
 
 /// Why a transaction rolled back.
 #[derive(Debug, thiserror::Error)]
-enum BatchError {
+pub(super) enum BatchError {
     #[error("the ownership row is not ours")]
     Fenced,
     #[error("consumed_partition.next_offset is {found:?}, but this owner wrote {written:?}: the database went back in time")]
@@ -164,23 +163,6 @@ pub struct DedupActor<H: Business> {
     offsets: Addr<OffsetActor>,
 }
 
-/// The DedupActors: `partition_concurrency` of them, lent out first come, first served.
-#[derive(Debug)]
-pub struct Workers<H: Business> {
-    engine: Arc<Engine<H>>,
-    offsets: Addr<OffsetActor>,
-    free: Arc<Semaphore>,
-    idle: Mutex<Vec<Addr<DedupActor<H>>>>,
-}
-
-/// A DedupActor on loan.
-#[derive(Debug)]
-pub struct Worker<H: Business> {
-    workers: Arc<Workers<H>>,
-    actor: Option<Addr<DedupActor<H>>>,
-    _permit: OwnedSemaphorePermit,
-}
-
 impl Written {
     /// After a COMMIT that was answered, or a bump.
     #[must_use]
@@ -192,6 +174,14 @@ impl Written {
     #[must_use]
     pub fn allows(self, found: Option<NextOffset>) -> bool {
         found == self.surely || (self.perhaps.is_some() && found > self.surely && found <= self.perhaps)
+    }
+}
+
+impl<H: Business> DedupActor<H> {
+    /// An actor that confirms to `offsets`.
+    #[must_use]
+    pub const fn new(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>) -> Self {
+        Self { engine, offsets }
     }
 }
 
@@ -339,7 +329,7 @@ async fn claim<H: Business>(
 }
 
 /// Locks the ownership row; out: the retention floor as of this transaction.
-async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Option<Uuid>, BatchError> {
+pub(super) async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Option<Uuid>, BatchError> {
     let fence = consumed_partitions::fence(tx, run.source, run.epoch).await?.ok_or(BatchError::Fenced)?;
     if !run.written.allows(fence.next_offset) {
         return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
@@ -361,7 +351,7 @@ async fn claim_rows<H: Business>(
 }
 
 /// The effect, under a guard: a panic rolls the batch back and ends nothing else.
-async fn apply<H: Business>(
+pub(super) async fn apply<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
@@ -386,76 +376,7 @@ async fn apply<H: Business>(
     applied.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("apply", error)))
 }
 
-/// The partition's held events that are due: locked and read again instead of claimed, then the same effect.
-async fn run_due<H: Business>(
-    engine: &Engine<H>,
-    session: &mut Session,
-    run: &RunBatch<H::Answer>,
-    limit: usize,
-) -> Result<Settled, TransactionError<BatchError>> {
-    let (settled, ids, counts) = session
-        .transaction("due", &engine.limits, async |tx: &mut Session| {
-            fence(tx, run).await?;
-            let rows = held_events::lock_due(tx, run.source, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
-            let mut updates = Vec::with_capacity(rows.len());
-            let mut due = Vec::with_capacity(rows.len());
-            let mut events = Vec::with_capacity(rows.len());
-            for row in &rows {
-                match engine.handler.decode(&row.record) {
-                    Ok(event) => {
-                        due.push(row);
-                        events.push(Claimed::new(event, row.record.offset));
-                    }
-                    Err(rejection) => {
-                        updates.push((row.id, HeldUpdate::Parked { reason: rejection.reason, error: rejection.error }))
-                    }
-                }
-            }
-            let outcomes = apply(engine, tx, run, &events).await?;
-            assert_eq!(outcomes.len(), due.len(), "a handler returns one outcome for each claimed event");
-            let mut counts = Counts { held: updates.len(), ..Counts::default() };
-            let mut wait = None;
-            for (row, outcome) in due.into_iter().zip(outcomes) {
-                if let Outcome::NotStarted { wait: asked } = &outcome {
-                    wait = wait.max(Some(*asked));
-                }
-                updates.push((row.id, update(row, outcome, &engine.retry, &mut counts)));
-            }
-            held_events::update(tx, &updates).await?;
-            let next_due = held_events::next_due(tx, run.source).await?;
-            let ids: Vec<Uuid> = events.iter().map(|claimed| claimed.event().id()).collect();
-            let settled = Settled { frontier: None, given_back: Vec::new(), started: ids.len(), wait, next_due };
-            Ok::<_, BatchError>((settled, ids, counts))
-        })
-        .await?;
-    run.answers.forget(ids);
-    report(counts);
-    Ok(settled)
-}
-
-/// What a held row becomes after one more attempt.
-fn update(row: &DueHeld, outcome: Outcome, retry: &RetryPolicy, counts: &mut Counts) -> HeldUpdate {
-    let again = |wait| retry.after(u32::try_from(row.attempts).unwrap_or(u32::MAX).saturating_add(1), row.first_held_age, wait);
-    let (applied, declined) = (matches!(outcome, Outcome::Applied), matches!(outcome, Outcome::Declined));
-    counts.applied += usize::from(applied);
-    counts.declined += usize::from(declined);
-    counts.held += usize::from(!applied && !declined);
-    let failed = |reason, error, next| match next {
-        Next::Again(next_attempt_in) => HeldUpdate::Retrying { reason, error, next_attempt_in },
-        Next::Park => HeldUpdate::Parked { reason, error },
-    };
-    match outcome {
-        Outcome::Applied | Outcome::Declined => HeldUpdate::Applied { note: None },
-        Outcome::NotStarted { wait } => HeldUpdate::Later { wait: wait.max(retry.backoff_min) },
-        Outcome::Retry { error, wait } => failed(HeldReason::Retryable, error, again(wait)),
-        Outcome::Unknown { error, parked: true, .. } => failed(HeldReason::Unknown, error, Next::Park),
-        Outcome::Unknown { error, wait, parked: false } => failed(HeldReason::Unknown, error, again(wait)),
-        Outcome::Rejected { error } => failed(HeldReason::Rejected, error, Next::Park),
-        Outcome::Conflict { error } => failed(HeldReason::Conflict, error, Next::Park),
-    }
-}
-
-fn report(counts: Counts) {
+pub(super) fn report(counts: Counts) {
     metrics::events(metrics::Outcome::Applied, counts.applied);
     metrics::events(metrics::Outcome::Declined, counts.declined);
     metrics::events(metrics::Outcome::Duplicate, counts.duplicates);
@@ -470,60 +391,6 @@ fn report_ages(window: &WindowBatch) {
     for record in [records.next(), records.next_back()].into_iter().flatten() {
         if let Some(made) = record.timestamp_ms.and_then(|ms| u128::try_from(ms).ok()) {
             metrics::record_age_at_commit(Duration::from_millis(u64::try_from(now.saturating_sub(made)).unwrap_or(u64::MAX)));
-        }
-    }
-}
-
-impl<H: Business> Workers<H> {
-    /// `count` DedupActors.
-    #[must_use]
-    pub fn start(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, count: usize) -> Arc<Self> {
-        let idle = (0..count).map(|_| DedupActor { engine: Arc::clone(&engine), offsets: offsets.clone() }.start()).collect();
-        Arc::new(Self { engine, offsets, free: Arc::new(Semaphore::new(count)), idle: Mutex::new(idle) })
-    }
-
-    /// The next free DedupActor, in the order asked.
-    ///
-    /// # Panics
-    /// Never: the semaphore is not closed, and holds as many permits as there are actors.
-    pub async fn borrow(self: &Arc<Self>) -> Worker<H> {
-        let permit = Arc::clone(&self.free).acquire_owned().await.expect("the semaphore is never closed");
-        let actor = self.idle().pop().filter(Addr::connected);
-        // One that has died on a batch is replaced here.
-        let actor = actor.unwrap_or_else(|| DedupActor { engine: Arc::clone(&self.engine), offsets: self.offsets.clone() }.start());
-        Worker { workers: Arc::clone(self), actor: Some(actor), _permit: permit }
-    }
-
-    /// What the actors share.
-    #[must_use]
-    pub fn engine(&self) -> &Engine<H> {
-        &self.engine
-    }
-
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Addr<DedupActor<H>>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<H: Business> Worker<H> {
-    /// Runs a batch. A DedupActor that dies on it leaves its outcome unknown.
-    pub async fn run(self, batch: RunBatch<H::Answer>) -> Done {
-        let Some(actor) = &self.actor else { unreachable!("the actor goes back only when the loan ends") };
-        let perhaps = match &batch.work {
-            Work::Window(window) => Some(window.frontier(&[]).next_offset),
-            Work::Due(_) => None,
-        };
-        actor.send(batch).await.unwrap_or_else(|closed| {
-            error!(%closed, "a DedupActor died on a batch");
-            Done::Again(Again { error: "the DedupActor died".to_owned(), rebump: true, perhaps })
-        })
-    }
-}
-
-impl<H: Business> Drop for Worker<H> {
-    fn drop(&mut self) {
-        if let Some(actor) = self.actor.take() {
-            self.workers.idle().push(actor);
         }
     }
 }

@@ -14,10 +14,11 @@ use tracing::{error, info, warn};
 
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
-use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Workers, Written};
-use crate::pipeline::poll::Records;
+use crate::pipeline::command::Records;
+use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
 use crate::pipeline::supervisor::{Report, Reported};
 use crate::pipeline::window::Window;
+use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, SourceId};
 use crate::store::consumed_partitions::{self, Ownership};
 use crate::store::{DbError, attempts, held_events};
@@ -267,7 +268,7 @@ impl<H: Business> PartitionActor<H> {
                 Some(Ok(Some(taken))) => actor.go_on(taken, ctx),
                 Some(Ok(None)) => actor.end(Report::Fenced, ctx),
                 // A drain does not wait for the database.
-                Some(Err(_)) if actor.stop.is_raised() => {}
+                Some(Err(_)) if actor.drained.is_some() => {}
                 Some(Err(error)) => actor.recover(Again { error: error.to_string(), rebump: true, perhaps: None }, ctx),
             }
             actor.pump(ctx);

@@ -12,9 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use actix::prelude::SendError;
-use actix::{Message, Recipient};
 use rdkafka::TopicPartitionList;
-use rdkafka::bindings as native;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message as _};
@@ -22,9 +20,11 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::metrics;
+use crate::pipeline::command::{Command, PollEvent, Records, Route};
+use crate::pipeline::native::{cached_log_end, own};
 use crate::pipeline::rebalance::{self, Rebalance, Rebalances};
 use crate::pipeline::window::{Buffer, Buffered, Handed};
-use crate::record::{Header, NextOffset, Offset, Record};
+use crate::record::NextOffset;
 use crate::status::Status;
 
 /// How long one poll waits for a record; commands wait as long at most.
@@ -37,74 +37,6 @@ const STALL: Duration = Duration::from_secs(2);
 const WATERMARKS: Duration = Duration::from_secs(1);
 /// How long librdkafka may take to seek; it waits for a fetch in progress.
 const SEEK: Duration = Duration::from_secs(5);
-
-/// What the Supervisor and the buffer tell the poll thread.
-#[derive(Debug)]
-pub enum Command {
-    /// Answer the assign of this generation: begin at these offsets.
-    Assign {
-        /// Which assign this answers; an outdated answer is dropped.
-        generation: u64,
-        /// Partition, first offset, and who takes the records (nobody: the partition is stopped and its records are dropped).
-        routes: Vec<(i32, NextOffset, Option<Route>)>,
-    },
-    /// Answer the revoke of this generation: everything is drained.
-    Unassign {
-        /// Which revoke this answers.
-        generation: u64,
-    },
-    /// Read an owned partition again, from here.
-    Reposition {
-        /// The partition.
-        partition: i32,
-        /// The first offset.
-        base: NextOffset,
-        /// Who takes the records.
-        route: Option<Route>,
-    },
-    /// Hand on nothing more of this partition: its window is gone.
-    Cut {
-        /// The partition.
-        partition: i32,
-    },
-    /// Is the partition still ours, as seen after a poll that begins now?
-    Probe {
-        /// The partition.
-        partition: i32,
-        /// The answer.
-        answer: oneshot::Sender<bool>,
-    },
-    /// The buffer has room again.
-    Wake,
-    /// Leave the group and end.
-    Close,
-}
-
-/// Who takes a partition's records.
-pub type Route = Recipient<Records>;
-
-/// Records for one PartitionActor.
-#[derive(Message, Debug)]
-#[rtype(result = "()")]
-pub struct Records(pub Handed);
-
-/// What the poll thread tells the Supervisor.
-#[derive(Debug)]
-pub enum PollEvent {
-    /// librdkafka waits for [`Command::Assign`] or [`Command::Unassign`] of this generation.
-    Asked {
-        /// Counts what librdkafka asked for.
-        generation: u64,
-        /// What.
-        rebalance: Rebalance,
-    },
-    /// An offset turned out to lie outside the log; librdkafka does not say of which partition.
-    OutOfRange,
-    /// The client is beyond repair.
-    Fatal(String),
-    /// The consumer has left the group and is closed.
-    Closed,
-}
 
 /// The thread's state.
 pub struct PollThread {
@@ -415,7 +347,16 @@ impl PollThread {
 
     /// Leaves the group. Everyone else holds the consumer for one call at a time, so being its last owner is a matter of waiting; the drop
     /// must happen here, because it polls until the group is left.
-    fn close(self) {
+    fn close(mut self) {
+        // librdkafka still waits for this answer, and would wait while closing.
+        let answered = match self.asked.take() {
+            Some(Rebalance::Assign(_)) => rebalance::assign(&self.consumer, &TopicPartitionList::new()),
+            Some(Rebalance::Revoke { partitions, .. }) => rebalance::unassign(&self.consumer, &self.list(partitions.into_iter())),
+            None => Ok(()),
+        };
+        if let Err(error) = answered {
+            warn!(%error, "the last rebalance could not be answered");
+        }
         self.consumer.context().close();
         self.partitions.into_iter().for_each(drop);
         let mut consumer = self.consumer;
@@ -454,57 +395,4 @@ impl PollThread {
 /// A channel that is closed already, so that the next read ends the thread.
 fn closed() -> Receiver<Command> {
     std::sync::mpsc::channel().1
-}
-
-/// Copies everything out of librdkafka's memory.
-fn own(message: &BorrowedMessage<'_>) -> Record {
-    Record {
-        partition: message.partition(),
-        offset: Offset(message.offset()),
-        timestamp_ms: message.timestamp().to_millis(),
-        key: message.key().map(Box::from),
-        headers: own_headers(message),
-        payload: message.payload().map(Box::from),
-    }
-}
-
-/// The headers as bytes. The wrapper's own accessor panics on a name that is not UTF-8 (CASES A15), so librdkafka is asked directly.
-fn own_headers(message: &BorrowedMessage<'_>) -> Box<[Header]> {
-    let mut headers = std::ptr::null_mut();
-    // SAFETY: the message is alive, and the list it hands out lives as long as the message.
-    let code = unsafe { native::rd_kafka_message_headers(message.ptr(), &raw mut headers) };
-    if code != native::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
-        return Box::default();
-    }
-    let mut owned = Vec::new();
-    loop {
-        let (mut name, mut value, mut size) = (std::ptr::null(), std::ptr::null(), 0);
-        // SAFETY: an index past the end is answered with an error code; the three out-pointers are ours.
-        let code = unsafe { native::rd_kafka_header_get_all(headers, owned.len(), &raw mut name, &raw mut value, &raw mut size) };
-        if code != native::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return owned.into_boxed_slice();
-        }
-        // SAFETY: librdkafka ends every name with a NUL of its own.
-        let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes().into();
-        // SAFETY: a value that is not null has `size` bytes, alive as long as the message.
-        let value = (!value.is_null()).then(|| unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }.into());
-        owned.push((name, value));
-    }
-}
-
-/// One past the newest record, as of the last fetch answer: no request is made.
-fn cached_log_end(consumer: &BaseConsumer<Rebalances>, topic: &str, partition: i32) -> Option<NextOffset> {
-    let topic = std::ffi::CString::new(topic).ok()?;
-    let (mut low, mut high) = (0, 0);
-    // SAFETY: the client is alive while the consumer is borrowed; the out-pointers are ours.
-    let code = unsafe {
-        native::rd_kafka_get_watermark_offsets(
-            consumer.client().native_ptr(),
-            topic.as_ptr(),
-            partition,
-            &raw mut low,
-            &raw mut high,
-        )
-    };
-    (code == native::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(NextOffset(high))
 }

@@ -21,12 +21,12 @@ use crate::app::{DeathNotice, Fatal};
 use crate::config::Start;
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
-use crate::pipeline::dedup::Workers;
+use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::offset::{OffsetActor, Release, Track};
 use crate::pipeline::partition::{Drain, PartitionActor, Positioned};
-use crate::pipeline::poll::{Command, PollEvent, Route};
 use crate::pipeline::rebalance::{Rebalance, Rebalances};
 use crate::pipeline::takeover::{Placed, Takeover};
+use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, SourceId};
 use crate::status::{Readiness, Status};
 

@@ -73,6 +73,9 @@ impl Takeover {
         consumer: &Weak<BaseConsumer<Rebalances>>,
         start: Start,
     ) -> Option<Vec<Placed>> {
+        if takeovers.is_empty() {
+            return Some(Vec::new()); // a member without partitions, or none of these were new
+        }
         let partitions: Vec<i32> = takeovers.iter().map(|takeover| takeover.partition).collect();
         let group_is_known =
             Self::again(&takeovers, async || group_is_known(engine).await.map_err(|error| error.to_string())).await?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
-use crate::pipeline::poll::Command;
+use crate::pipeline::command::Command;
 use crate::record::{NextOffset, Offset, Record, RecordDigest};
 
 /// How far a partition is settled: what `consumed_partition` holds.

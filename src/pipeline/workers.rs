@@ -1,0 +1,87 @@
+//! The DedupActors and who may use one: `partition_concurrency` of them, lent to partitions in the order they ask.
+//!
+//! In: a partition that has work. Out: a DedupActor on loan, returned when the loan is dropped. It owns their addresses. If one dies
+//! on a batch, that batch's outcome is unknown, and another actor takes its place.
+//!
+//! Invariant: no more transactions are open than there are permits, and a DedupActor serves one partition at a time.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use actix::prelude::*;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::error;
+
+use crate::handler::Handler as Business;
+use crate::pipeline::dedup::{Again, DedupActor, Done, Engine, RunBatch, Work};
+use crate::pipeline::offset::OffsetActor;
+
+/// The DedupActors: `partition_concurrency` of them, lent out first come, first served.
+#[derive(Debug)]
+pub struct Workers<H: Business> {
+    engine: Arc<Engine<H>>,
+    offsets: Addr<OffsetActor>,
+    free: Arc<Semaphore>,
+    idle: Mutex<Vec<Addr<DedupActor<H>>>>,
+}
+
+/// A DedupActor on loan.
+#[derive(Debug)]
+pub struct Worker<H: Business> {
+    workers: Arc<Workers<H>>,
+    actor: Option<Addr<DedupActor<H>>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<H: Business> Workers<H> {
+    /// `count` DedupActors.
+    #[must_use]
+    pub fn start(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, count: usize) -> Arc<Self> {
+        let idle = (0..count).map(|_| DedupActor::new(Arc::clone(&engine), offsets.clone()).start()).collect();
+        Arc::new(Self { engine, offsets, free: Arc::new(Semaphore::new(count)), idle: Mutex::new(idle) })
+    }
+
+    /// The next free DedupActor, in the order asked.
+    ///
+    /// # Panics
+    /// Never: the semaphore is not closed, and holds as many permits as there are actors.
+    pub async fn borrow(self: &Arc<Self>) -> Worker<H> {
+        let permit = Arc::clone(&self.free).acquire_owned().await.expect("the semaphore is never closed");
+        let actor = self.idle().pop().filter(Addr::connected);
+        // One that has died on a batch is replaced here.
+        let actor = actor.unwrap_or_else(|| DedupActor::new(Arc::clone(&self.engine), self.offsets.clone()).start());
+        Worker { workers: Arc::clone(self), actor: Some(actor), _permit: permit }
+    }
+
+    /// What the actors share.
+    #[must_use]
+    pub fn engine(&self) -> &Engine<H> {
+        &self.engine
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Addr<DedupActor<H>>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<H: Business> Worker<H> {
+    /// Runs a batch. A DedupActor that dies on it leaves its outcome unknown.
+    pub async fn run(self, batch: RunBatch<H::Answer>) -> Done {
+        let Some(actor) = &self.actor else { unreachable!("the actor goes back only when the loan ends") };
+        let perhaps = match &batch.work {
+            Work::Window(window) => Some(window.frontier(&[]).next_offset),
+            Work::Due(_) => None,
+        };
+        actor.send(batch).await.unwrap_or_else(|closed| {
+            error!(%closed, "a DedupActor died on a batch");
+            Done::Again(Again { error: "the DedupActor died".to_owned(), rebump: true, perhaps })
+        })
+    }
+}
+
+impl<H: Business> Drop for Worker<H> {
+    fn drop(&mut self) {
+        if let Some(actor) = self.actor.take() {
+            self.workers.idle().push(actor);
+        }
+    }
+}
