@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use url::Url;
 
-pub use self::report::Report;
+pub use self::report::{Report, grouped};
 use self::traces::{Booking, Content, Reconciliation};
 use crate::produce::LogLine;
 use crate::store::reconcile::{self, Trace};

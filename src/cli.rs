@@ -57,7 +57,7 @@ enum Command {
     ProviderStub(ProviderStub),
     /// Runs the whole story on this machine: broker, database, provider, crashes, replay, and the reckoning.
     #[cfg(feature = "lab")]
-    Demo(Demo),
+    Demo(crate::lab::demo::Args),
 }
 
 #[derive(Debug, Args)]
@@ -70,10 +70,6 @@ struct Check {
 #[cfg(feature = "lab")]
 #[derive(Debug, Args)]
 struct ProviderStub {}
-
-#[cfg(feature = "lab")]
-#[derive(Debug, Args)]
-struct Demo {}
 
 /// How a command ended that did not simply succeed.
 #[derive(Debug)]
@@ -177,9 +173,8 @@ fn provider_stub(arguments: &ProviderStub) -> anyhow::Result<()> {
 }
 
 #[cfg(feature = "lab")]
-fn demo(arguments: &Demo) -> Result<(), Failure> {
-    let _ = arguments;
-    Err(anyhow::anyhow!("`demo` is not built in yet").into())
+fn demo(arguments: &crate::lab::demo::Args) -> Result<(), Failure> {
+    if crate::lab::demo::run(arguments)? { Ok(()) } else { Err(Failure::Said) }
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

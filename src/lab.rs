@@ -5,6 +5,7 @@
 pub mod process;
 
 pub mod broker;
+pub mod demo;
 pub mod kafka;
 pub mod postgres;
 pub mod provider_stub;

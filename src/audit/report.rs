@@ -101,7 +101,8 @@ impl fmt::Display for Report {
 }
 
 /// `1234567` as `1,234,567`.
-fn grouped(count: u64) -> String {
+#[must_use]
+pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.char_indices() {

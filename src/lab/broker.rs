@@ -4,6 +4,7 @@
 //!
 //! Invariant: it is good for `range` only; a second member never completes a cooperative join in it. Tests use [`super::kafka`].
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::bindings::{rd_kafka_handle_mock_cluster, rd_kafka_mock_group_initial_rebalance_delay_ms};
@@ -55,14 +56,28 @@ impl MockBroker {
         (0..self.partitions).map(|partition| Ok(self.host.client().fetch_watermarks(&self.topic, partition, PATIENCE)?.1)).collect()
     }
 
+    /// What a group has committed, partition by partition.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub fn committed(&self, group: &str) -> KafkaResult<Vec<Option<i64>>> {
+        let consumer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &self.address).set("group.id", group).create()?;
+        let mut wanted = TopicPartitionList::new();
+        wanted.add_partition_range(&self.topic, 0, self.partitions - 1);
+        let committed = consumer.committed_offsets(wanted, PATIENCE)?;
+        let offset = |partition| committed.find_partition(&self.topic, partition).and_then(|element| element.offset().to_raw());
+        Ok((0..self.partitions).map(|partition| offset(partition).filter(|offset| *offset >= 0)).collect())
+    }
+
     /// Commits the beginning of every partition for a group that has no members, as an operator does who wants everything replayed.
     ///
-    /// The mock takes a known group's commit from members only, so this joins, commits and leaves. It also keeps a group that was
-    /// left for its session time in a state of joining, hence the short session here.
+    /// The mock takes a known group's commit from members only, so this joins, commits and leaves. And it waits for the last member
+    /// that has left, for its `session` less a second; whoever joins before that with a shorter session is forgotten again.
     ///
     /// # Errors
     /// The group has a member, or the broker does not answer.
-    pub fn rewind(&self, group: &str) -> KafkaResult<()> {
+    pub fn rewind(&self, group: &str, session: Duration) -> KafkaResult<()> {
+        thread::sleep(session.saturating_sub(Duration::from_millis(700)));
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", &self.address)
             .set("group.id", group)
@@ -107,11 +122,12 @@ mod tests {
         }
         producer.flush(PATIENCE).unwrap();
         assert_eq!(broker.ends().unwrap(), [1, 2]);
+        assert_eq!(broker.committed("readers").unwrap(), [None, None]);
 
         let read_three_and_commit = || {
             let mut config = ClientConfig::new();
             config.set("bootstrap.servers", broker.bootstrap_servers()).set("group.id", "readers");
-            config.set("session.timeout.ms", "1000").set("heartbeat.interval.ms", "300").set("auto.offset.reset", "earliest");
+            config.set("session.timeout.ms", "2000").set("heartbeat.interval.ms", "300").set("auto.offset.reset", "earliest");
             let consumer: BaseConsumer = config.set("enable.auto.commit", "false").create().unwrap();
             consumer.subscribe(&["orders"]).unwrap();
             let end = Instant::now() + PATIENCE;
@@ -126,7 +142,9 @@ mod tests {
             consumer.commit(&all, CommitMode::Sync).unwrap();
         };
         read_three_and_commit();
-        broker.rewind("readers").unwrap();
+        assert_eq!(broker.committed("readers").unwrap(), [Some(1), Some(2)]);
+        broker.rewind("readers", Duration::from_secs(2)).unwrap();
+        assert_eq!(broker.committed("readers").unwrap(), [Some(0), Some(0)]);
         read_three_and_commit();
     }
 }

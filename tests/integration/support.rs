@@ -18,6 +18,7 @@ use std::process::Output;
 use std::thread;
 
 use onceward::lab::process;
+use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
 pub use database::{Database, Session};
@@ -32,6 +33,8 @@ pub struct World {
     pub topic: Topic,
     /// The database, migrated.
     pub database: Database,
+    /// The payment provider: honest until it gets a script.
+    pub provider: ProviderStub,
     /// The consumer group; nobody has joined it yet.
     pub group: String,
 }
@@ -45,7 +48,12 @@ impl World {
     /// With a topic of so many partitions.
     pub fn with_partitions(partitions: i32) -> Self {
         let name = unique_name();
-        Self { topic: Topic::create(&name, partitions), database: Database::migrated(&name), group: format!("group-{name}") }
+        Self {
+            topic: Topic::create(&name, partitions),
+            database: Database::migrated(&name),
+            provider: ProviderStub::start(provider_stub::Options::default()).expect("a provider"),
+            group: format!("group-{name}"),
+        }
     }
 
     /// An engine of this world, not started yet. Its time limits are the defaults scaled down, for a session of six seconds.

@@ -92,6 +92,7 @@ fn fetch(cache: &Path, complete: &Path) -> Result<(), PostgresError> {
     let io = |what| move |error: io::Error| PostgresError::Io(what, error);
     let workshop = cache.join(format!("fetching-{}", Uuid::now_v7().simple()));
     fs::create_dir_all(&workshop).map_err(io("making the cache folder"))?;
+    eprintln!("PostgreSQL is not installed here: fetching its binaries, once");
     let unpacked = workshop.join("postgresql");
     let fetched = block_on(async {
         let version = VersionReq::parse(&format!("={FETCHED}")).expect("a number is a version");

@@ -51,7 +51,7 @@ impl EngineBuilder {
             .set("kafka.topic", world.topic.name())
             .set("kafka.group", world.group.as_str())
             .set("database.url", world.database.url())
-            .set("provider.kind", "none")
+            .set("provider.url", world.provider.url())
             .set("log.level", "info");
         SCALED.into_iter().fold(builder, |builder, (key, value)| builder.set(key, value))
     }
@@ -74,9 +74,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Charges at this address; otherwise the provider is left out.
-    pub fn provider(self, url: &str) -> Self {
-        self.set("provider.kind", "http").set("provider.url", url)
+    /// Leaves the provider out: the rows are written, and nobody is called.
+    pub fn without_provider(self) -> Self {
+        self.set("provider.kind", "none").unset("provider.url")
     }
 
     pub fn concurrency(self, partitions: u32) -> Self {
