@@ -63,8 +63,9 @@ pub struct DeathNotice {
 pub fn run(config: Config) -> anyhow::Result<()> {
     System::new().block_on(async move {
         let stop = stop_signal()?;
-        let billing = billing(&config)?;
-        serve(config, billing, stop).await
+        let (fatal, ends) = Fatal::channel();
+        let billing = billing(&config, &fatal)?;
+        serve_until(config, billing, stop, &fatal, ends).await
     })
 }
 
@@ -76,6 +77,17 @@ pub async fn serve<H: Handler>(
     config: Config,
     handler: impl FnOnce(&Store) -> H,
     stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let (fatal, ends) = Fatal::channel();
+    serve_until(config, handler, stop, &fatal, ends).await
+}
+
+async fn serve_until<H: Handler>(
+    config: Config,
+    handler: impl FnOnce(&Store) -> H,
+    stop: impl Future<Output = ()>,
+    fatal: &Fatal,
+    mut ends: mpsc::UnboundedReceiver<String>,
 ) -> anyhow::Result<()> {
     let (readiness, status) = (Readiness::new(), Status::default());
     let admin = Admin {
@@ -96,8 +108,7 @@ pub async fn serve<H: Handler>(
     };
     say_start(&config, floor);
 
-    let (fatal, mut ends) = Fatal::channel();
-    let supervisor = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), &fatal)?;
+    let supervisor = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
     actix::spawn(upkeep(config.clone(), store, status, readiness.clone()));
 
     tokio::select! {
@@ -117,7 +128,8 @@ pub async fn serve<H: Handler>(
 }
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
-fn billing(config: &Config) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
+fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
+    let death = fatal.notice("PaymentActor");
     let ProviderConfig {
         kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, ..
     } = config.provider.clone();
@@ -138,7 +150,7 @@ fn billing(config: &Config) -> anyhow::Result<impl FnOnce(&Store) -> Billing + u
     };
     Ok(move |store: &Store| match client {
         None => Billing::without_provider(),
-        Some(client) => Billing::charging(store, PaymentActor::start(client, max_in_flight), profile),
+        Some(client) => Billing::charging(store, PaymentActor::start(client, max_in_flight, death), profile),
     })
 }
 
@@ -309,7 +321,7 @@ async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days:
     let mut session = store.control.get().await?;
     status.held(held_events::counts(&mut session, &config.kafka.group, &config.kafka.topic).await?);
     // What an owner that never came back has left open: older than any transaction can be.
-    attempts::convert_stale(&mut session, 2 * config.database.transaction_budget).await?;
+    attempts::convert_stale(&mut session, config.database.transaction_budget).await?;
     if make_days {
         retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await?;
     }

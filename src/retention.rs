@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use rdkafka::{ClientConfig, Message, TopicPartitionList};
 use uuid::Uuid;
 
@@ -86,7 +87,7 @@ pub fn day_text(id: Uuid) -> String {
 /// In words: the broker does not answer, or the topic is not there.
 pub fn oldest_record_ms(mut client: ClientConfig, topic: &str) -> Result<Option<i64>, String> {
     let deadline = Instant::now() + OLDEST;
-    let consumer: BaseConsumer = client.set("group.protocol", "classic").create().map_err(|error| error.to_string())?;
+    let consumer: BaseConsumer = client.set("enable.partition.eof", "true").create().map_err(|error| error.to_string())?;
     let metadata = consumer.fetch_metadata(Some(topic), OLDEST).map_err(|error| error.to_string())?;
     let known = metadata.topics().iter().find(|known| known.name() == topic && !known.partitions().is_empty());
     let partitions = known.ok_or_else(|| format!("topic {topic} does not exist"))?.partitions();
@@ -107,11 +108,15 @@ pub fn oldest_record_ms(mut client: ClientConfig, topic: &str) -> Result<Option<
         if Instant::now() >= deadline {
             return Err("the first records of the topic could not be read in time".to_owned());
         }
-        if let Some(Ok(message)) = consumer.poll(Duration::from_millis(100))
-            && seen.insert(message.partition())
-        {
+        let (partition, made) = match consumer.poll(Duration::from_millis(100)) {
+            Some(Ok(message)) => (message.partition(), message.timestamp().to_millis()),
+            // Nothing but markers of transactions.
+            Some(Err(KafkaError::PartitionEOF(partition))) => (partition, None),
+            Some(Err(_)) | None => continue,
+        };
+        if seen.insert(partition) {
             waiting -= 1;
-            oldest = [oldest, message.timestamp().to_millis()].into_iter().flatten().min();
+            oldest = [oldest, made].into_iter().flatten().min();
         }
     }
     Ok(oldest)

@@ -18,6 +18,9 @@ use crate::retention::unix_ms;
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::processed_events::{ClaimRow, Seen};
 
+// A panic in one record must be that record's outcome, in every profile.
+const _: () = assert!(cfg!(panic = "unwind"), "the guards below need unwinding");
+
 /// What becomes of one record.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -83,6 +86,14 @@ pub struct Counts {
     pub held: usize,
     /// Not settled.
     pub given_back: usize,
+}
+
+impl Counts {
+    /// All records of the batch.
+    #[must_use]
+    pub const fn sum(&self) -> usize {
+        self.applied + self.declined + self.duplicates + self.held + self.given_back
+    }
 }
 
 impl<'a, E: Event> Batch<'a, E> {
@@ -232,9 +243,9 @@ impl<'a, E: Event> Batch<'a, E> {
             .collect()
     }
 
-    /// The ids that are settled, whose answers need not be kept any longer.
-    pub fn settled_ids(&self) -> impl Iterator<Item = Uuid> {
-        self.items.iter().filter(|item| !matches!(item.fate, Fate::GivenBack { .. })).filter_map(|item| item.event_id)
+    /// Every event's id.
+    pub fn ids(&self) -> impl Iterator<Item = Uuid> {
+        self.items.iter().filter_map(|item| item.event_id)
     }
 
     /// How many met which fate.
@@ -330,5 +341,181 @@ fn shared_fate(first: &Fate) -> Fate {
         Fate::Held(hold) if !hold.owns_claim => Fate::Held(Hold::unclaimed(hold.reason, hold.error.clone())),
         Fate::Held(_) | Fate::Duplicate | Fate::Applied | Fate::Declined => Fate::Duplicate,
         Fate::Open | Fate::Repeat { .. } => unreachable!("the first of a repeat is decided before"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::handler::BatchContext;
+    use crate::pipeline::window::{Buffer, Handed, Window, WindowBatch};
+    use crate::record::NextOffset;
+    use crate::store::{DbError, Session};
+
+    #[derive(Debug)]
+    struct Told {
+        id: Uuid,
+        content: u8,
+    }
+
+    impl Event for Told {
+        fn id(&self) -> Uuid {
+            self.id
+        }
+
+        fn digest(&self) -> EventDigest {
+            EventDigest::new(1, u64::from(self.content) << 8)
+        }
+    }
+
+    /// A payload is the id's last byte and the content; an empty one panics.
+    struct Tells;
+
+    impl Handler for Tells {
+        type Event = Told;
+        type Answer = ();
+
+        fn decode(&self, record: &Record) -> Result<Told, Rejection> {
+            let payload = record.payload.as_deref().unwrap_or_default();
+            Ok(Told { id: id(payload[0]), content: payload[1] })
+        }
+
+        async fn apply(&self, _: &mut Session, _: &BatchContext<()>, _: &[Claimed<Told>]) -> Result<Vec<Outcome>, DbError> {
+            unreachable!("these tests decide the outcomes themselves")
+        }
+    }
+
+    fn id(last: u8) -> Uuid {
+        Uuid::from_u128((1_700_000_000_000_u128 << 80) | 0x7000_8000_0000_0000_0000 | u128::from(last))
+    }
+
+    fn window(payloads: &[&[u8]]) -> WindowBatch {
+        let buffer = Buffer::new(1 << 20, std::sync::mpsc::channel().0);
+        let record = |(offset, payload): (usize, &&[u8])| -> Arc<Buffered> {
+            let offset = Offset(i64::try_from(offset).unwrap());
+            let payload = Some((*payload).into());
+            buffer.admit(Record { partition: 0, offset, timestamp_ms: None, key: None, headers: Box::default(), payload })
+        };
+        let mut window = Window::positioned(NextOffset(0));
+        window.offer(Handed { after: NextOffset(0), records: payloads.iter().enumerate().map(record).collect() }).unwrap();
+        window.take(usize::MAX).unwrap()
+    }
+
+    fn decoded(window: &WindowBatch) -> Batch<'_, Told> {
+        Batch::decode(&Tells, window.records(), SystemTime::now(), Duration::from_secs(60))
+    }
+
+    const RETRY: RetryPolicy = RetryPolicy {
+        max_attempts: 3,
+        max_age: Duration::from_secs(9),
+        backoff_min: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(2),
+    };
+
+    fn not_started() -> Outcome {
+        Outcome::NotStarted { wait: Duration::from_secs(3) }
+    }
+
+    #[test]
+    fn a_panic_while_decoding_is_that_records_outcome() {
+        let window = window(&[&[1, 1], &[], &[2, 1]]);
+        let mut batch = decoded(&window);
+        assert_eq!(batch.take_claimed().len(), 2);
+        batch.conclude(vec![Outcome::Applied, Outcome::Applied], &RETRY);
+        assert_eq!(batch.counts(), Counts { applied: 2, held: 1, ..Counts::default() });
+        assert_eq!(batch.held()[0].reason, HeldReason::Undecodable);
+    }
+
+    // CASES D09: which ids are new is told by the ids that came back, never by their places.
+    #[test]
+    fn a_duplicate_inside_the_batch_and_one_from_before_change_nothing() {
+        let window = window(&[&[1, 1], &[2, 1], &[1, 1], &[3, 1]]);
+        let mut batch = decoded(&window);
+        assert_eq!(batch.claims(None).len(), 3, "a repeat is not claimed");
+        let claimed = HashSet::from([id(3), id(1)]);
+        let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
+        assert_eq!(batch.seen(&claimed, &[seen]), []);
+        assert_eq!(batch.take_claimed().len(), 2);
+        batch.conclude(vec![Outcome::Applied, Outcome::Declined], &RETRY);
+        assert_eq!(batch.counts(), Counts { applied: 1, declined: 1, duplicates: 2, ..Counts::default() });
+        assert!(batch.unclaim(&claimed).is_empty() && batch.given_back().is_empty());
+    }
+
+    #[test]
+    fn a_repeat_shares_its_firsts_fate_given_back_included() {
+        let window = window(&[&[1, 1], &[1, 1], &[2, 1]]);
+        let mut batch = decoded(&window);
+        let claimed = HashSet::from([id(1), id(2)]);
+        batch.take_claimed();
+        batch.conclude(vec![not_started(), Outcome::Applied], &RETRY);
+        assert_eq!(batch.given_back(), [Offset(0), Offset(1)]);
+        assert_eq!(batch.unclaim(&claimed), [id(1)]);
+        assert_eq!(batch.wait(), Some(Duration::from_secs(3)));
+        assert_eq!(window.frontier(&batch.given_back()).next_offset, NextOffset(0));
+    }
+
+    // CASES F03
+    #[test]
+    fn the_same_id_with_another_content_is_a_conflict_and_costs_the_first_nothing() {
+        let window = window(&[&[1, 1], &[1, 9], &[2, 9]]);
+        let mut batch = decoded(&window);
+        let claimed = HashSet::from([id(1)]);
+        let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
+        assert_eq!(batch.seen(&claimed, &[seen]), []);
+        batch.take_claimed();
+        batch.conclude(vec![Outcome::Applied], &RETRY);
+        assert_eq!(batch.counts(), Counts { applied: 1, held: 2, ..Counts::default() });
+        assert!(batch.held().iter().all(|held| held.reason == HeldReason::Conflict && !held.owns_claim));
+        assert!(batch.unclaim(&claimed).is_empty(), "the first keeps its claim");
+    }
+
+    #[test]
+    fn an_event_that_conflicts_downstream_gives_its_claim_back_and_a_failed_one_keeps_it() {
+        let window = window(&[&[1, 1], &[2, 1], &[3, 1]]);
+        let mut batch = decoded(&window);
+        let claimed = HashSet::from([id(1), id(2), id(3)]);
+        batch.take_claimed();
+        let unknown = Outcome::Unknown { error: "no answer".into(), wait: None, parked: false };
+        batch.conclude(
+            vec![Outcome::Conflict { error: "another amount".into() }, unknown, Outcome::Rejected { error: "no".into() }],
+            &RETRY,
+        );
+        assert_eq!(batch.unclaim(&claimed), [id(1)]);
+        let held: Vec<_> =
+            batch.held().iter().map(|held| (held.reason, held.state, held.owns_claim, held.next_attempt_in)).collect();
+        assert_eq!(
+            held,
+            [
+                (HeldReason::Conflict, HeldState::Parked, false, None),
+                (HeldReason::Unknown, HeldState::Retrying, true, Some(Duration::from_secs(1))),
+                (HeldReason::Rejected, HeldState::Parked, true, None),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_id_below_the_floor_or_in_the_future_is_never_claimed() {
+        let window = window(&[&[1, 1], &[2, 1]]);
+        let mut batch = decoded(&window);
+        assert_eq!(batch.claims(Some(id(2))).len(), 1);
+        batch.take_claimed();
+        batch.conclude(vec![Outcome::Applied], &RETRY);
+        assert_eq!(batch.held()[0].reason, HeldReason::BeyondHorizon);
+
+        let before_all = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+        let early = Batch::decode(&Tells, window.records(), before_all, Duration::ZERO);
+        assert_eq!(early.open_ids().count(), 0);
+        assert_eq!(early.held()[1].reason, HeldReason::Future);
+    }
+
+    #[test]
+    #[should_panic(expected = "one outcome for each claimed event")]
+    fn a_handler_that_forgets_an_event_is_found_out() {
+        let window = window(&[&[1, 1], &[2, 1]]);
+        let mut batch = decoded(&window);
+        batch.take_claimed();
+        batch.conclude(vec![Outcome::Applied], &RETRY);
     }
 }

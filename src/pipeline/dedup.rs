@@ -62,12 +62,12 @@ pub struct Engine<H> {
     pub status: Status,
 }
 
-/// What this owner may have written last into `consumed_partition.next_offset`: more than one value after an unknown COMMIT.
+/// What this owner may have written last into `consumed_partition.next_offset`: two values after an unknown COMMIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// What is there, unless an unanswered COMMIT happened.
     pub surely: Option<NextOffset>,
-    /// The most that an unanswered COMMIT can have written.
+    /// What an unanswered COMMIT would have written; lower than `surely` after a replay's start.
     pub perhaps: Option<NextOffset>,
 }
 
@@ -109,6 +109,8 @@ pub enum Done {
     Fenced,
     /// It ran into an outage, or nobody knows whether it committed; run it again.
     Again(Again),
+    /// The DedupActor died on it: nobody knows what it wrote.
+    Died,
     /// A person must look; nothing was written.
     Stop(String),
 }
@@ -173,7 +175,7 @@ impl Written {
     /// Whether this owner can have written it.
     #[must_use]
     pub fn allows(self, found: Option<NextOffset>) -> bool {
-        found == self.surely || (self.perhaps.is_some() && found > self.surely && found <= self.perhaps)
+        found == self.surely || (self.perhaps.is_some() && found == self.perhaps)
     }
 }
 
@@ -260,16 +262,19 @@ async fn run_window<H: Business>(
     window: &WindowBatch,
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
+    let started = Instant::now();
     let mut batch = Batch::decode(&engine.handler, window.records(), SystemTime::now(), engine.future_skew);
+    metrics::stage(metrics::Stage::Decode, started.elapsed());
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
-    metrics::batch_size(window.records().len());
 
+    let mut written = started;
     let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
         let claimed = claim(engine, tx, run, &mut batch).await?;
         let events = batch.take_claimed();
         let outcomes = apply(engine, tx, run, &events).await?;
         batch.conclude(outcomes, &engine.retry);
 
+        let settling = Instant::now();
         let unclaim = batch.unclaim(&claimed);
         if !unclaim.is_empty() {
             processed_events::give_back(tx, &engine.group, &unclaim).await?;
@@ -287,12 +292,16 @@ async fn run_window<H: Business>(
         *perhaps = Some(frontier.next_offset);
         let next_due = if holds { held_events::next_due(tx, run.source).await? } else { None };
         let started = events.len().saturating_sub(given_back.len());
+        written = Instant::now();
+        metrics::stage(metrics::Stage::Settle, written - settling);
         Ok::<_, BatchError>(Settled { frontier: Some(frontier), given_back, started, wait: batch.wait(), next_due })
     });
     let settled = settled.await?;
-    run.answers.forget(batch.settled_ids());
+    metrics::stage(metrics::Stage::Commit, written.elapsed());
+    // Also those given back: what was learned of them is in their attempts' rows now.
+    run.answers.forget(batch.ids());
     report(batch.counts());
-    report_ages(window);
+    report_age(window);
     Ok(settled)
 }
 
@@ -377,6 +386,7 @@ pub(super) async fn apply<H: Business>(
 }
 
 pub(super) fn report(counts: Counts) {
+    metrics::batch_size(counts.sum());
     metrics::events(metrics::Outcome::Applied, counts.applied);
     metrics::events(metrics::Outcome::Declined, counts.declined);
     metrics::events(metrics::Outcome::Duplicate, counts.duplicates);
@@ -384,13 +394,10 @@ pub(super) fn report(counts: Counts) {
     metrics::events(metrics::Outcome::GivenBack, counts.given_back);
 }
 
-/// The ages of the oldest and the newest record of a batch when it has committed: two samples a batch bound the rest.
-fn report_ages(window: &WindowBatch) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_millis());
-    let mut records = window.records();
-    for record in [records.next(), records.next_back()].into_iter().flatten() {
-        if let Some(made) = record.timestamp_ms.and_then(|ms| u128::try_from(ms).ok()) {
-            metrics::record_age_at_commit(Duration::from_millis(u64::try_from(now.saturating_sub(made)).unwrap_or(u64::MAX)));
-        }
-    }
+/// The age of a batch's oldest record when it has committed.
+fn report_age(window: &WindowBatch) {
+    let Some(made) = window.records().next().and_then(|oldest| u64::try_from(oldest.timestamp_ms?).ok()) else { return };
+    let made = SystemTime::UNIX_EPOCH + Duration::from_millis(made);
+    // A clock that is behind the producer's makes it zero.
+    metrics::record_age_at_commit(SystemTime::now().duration_since(made).unwrap_or_default());
 }

@@ -243,7 +243,6 @@ impl Handler<Release> for OffsetActor {
         } else {
             release.partitions.iter().filter_map(|p| self.ledger.due_of(*p).map(|next| (*p, next))).collect()
         };
-        // Forgotten before the answer: whatever confirmation comes now is not covered by this release.
         let committed = if due.is_empty() { Box::pin(fut::ready(())) as ResponseActFuture<Self, ()> } else { self.commit(due) };
         Box::pin(committed.map(move |(), actor, _| {
             for partition in release.partitions {

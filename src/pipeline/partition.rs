@@ -221,6 +221,7 @@ impl<H: Business> PartitionActor<H> {
                 self.recover(again, ctx);
             }
             Some(Done::Fenced) => self.end(Report::Fenced, ctx),
+            Some(Done::Died) => self.end(Report::Died, ctx),
             Some(Done::Stop(reason)) => self.end(Report::Stop(reason), ctx),
         }
         self.pump(ctx);
@@ -228,7 +229,10 @@ impl<H: Business> PartitionActor<H> {
 
     fn settle(&mut self, settled: &Settled) {
         let now = Instant::now();
-        self.outages = 0;
+        if self.outages > 0 {
+            self.outages = 0;
+            self.workers.engine().status.change(self.partition, self.epoch, |known| known.paused = None);
+        }
         if let Some(frontier) = settled.frontier {
             self.window.settle(&settled.given_back);
             assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
@@ -251,9 +255,11 @@ impl<H: Business> PartitionActor<H> {
     fn recover(&mut self, again: Again, ctx: &mut Context<Self>) {
         self.outages += 1;
         if self.outages == 1 {
-            warn!(partition = self.partition, error = again.error, "the batch runs again");
+            warn!(partition = self.partition, error = again.error, "waiting; the batch runs again");
         }
-        self.written.perhaps = self.written.perhaps.max(again.perhaps);
+        self.written.perhaps = again.perhaps.or(self.written.perhaps);
+        let reason = again.error;
+        self.workers.engine().status.change(self.partition, self.epoch, |known| known.paused = Some(reason));
         self.state = State::Busy;
         let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);

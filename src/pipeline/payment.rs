@@ -20,6 +20,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
+use crate::app::DeathNotice;
 use crate::handler::{Answers, EventDigest, StopFlag};
 use crate::metrics::{self, CallClass};
 use crate::provider::{Answer, Client};
@@ -31,6 +32,7 @@ const MAILBOX: usize = 16;
 #[derive(Debug)]
 pub struct PaymentActor {
     desk: Rc<Desk>,
+    _death: DeathNotice,
 }
 
 /// The charges of one batch.
@@ -97,10 +99,10 @@ impl Message for ChargeBatch {
 impl PaymentActor {
     /// Starts the actor on a thread of its own, with at most `max_in_flight` calls open at once. Needs a running actix system.
     #[must_use]
-    pub fn start(client: Client, max_in_flight: usize) -> Addr<Self> {
+    pub fn start(client: Client, max_in_flight: usize, death: DeathNotice) -> Addr<Self> {
         Self::start_in_arbiter(&Arbiter::new().handle(), move |context: &mut Context<Self>| {
             context.set_mailbox_capacity(MAILBOX);
-            Self { desk: Rc::new(Desk::new(client, max_in_flight)) }
+            Self { desk: Rc::new(Desk::new(client, max_in_flight)), _death: death }
         })
     }
 }
@@ -361,7 +363,8 @@ mod tests {
     #[actix::test]
     async fn the_actor_answers_a_batch_on_its_own_thread_in_the_order_of_the_charges() {
         let stub = stub(vec![Rule::for_order(2, Act::declined())]);
-        let payment = PaymentActor::start(client(&stub, Duration::from_secs(10)), 8);
+        let payment =
+            PaymentActor::start(client(&stub, Duration::from_secs(10)), 8, crate::app::Fatal::channel().0.notice("PaymentActor"));
         let batch = batch(&[1, 2, 3, 1]);
         let answers = batch.answers.clone();
         let ids = ids(&batch);

@@ -70,6 +70,9 @@ pub fn resolve(known: &Known) -> Result<NextOffset, Refusal> {
             return Ok(if from_start { NextOffset(first.0) } else { end });
         }
     };
+    // What Kafka has forgotten to note is settled all the same, as far as our row says so.
+    let settled = known.next_offset.is_some_and(|next_offset| next_offset.first_open() >= first);
+    let base = if settled { base.max(NextOffset(first.0)) } else { base };
     if base.first_open() < first {
         return Err(Refusal::Gap { base, first });
     }
@@ -110,6 +113,8 @@ mod tests {
     fn a_start_outside_the_log_stops_the_partition() {
         assert!(matches!(resolve(&known(Some(9), None)), Err(Refusal::Gap { .. })), "CASES B09");
         assert_eq!(resolve(&known(Some(10), None)), Ok(NextOffset(10)));
+        assert_eq!(resolve(&known(Some(3), Some(50))), Ok(NextOffset(10)), "what is gone was settled");
+        assert!(matches!(resolve(&known(Some(3), Some(9))), Err(Refusal::Gap { .. })));
         assert_eq!(resolve(&known(None, Some(100))), Ok(NextOffset(100)));
         assert!(matches!(resolve(&known(None, Some(101))), Err(Refusal::BeyondEnd { .. })), "CASES B11");
     }

@@ -33,6 +33,9 @@ use crate::status::{Readiness, Status};
 /// The wait before a partition that could not go on is taken up again, so that a fault that repeats does not spin.
 const RESTART_WAIT: Duration = Duration::from_millis(200);
 
+/// How often in a row actors may die on a partition that gets no further; then it stops.
+const DEATHS: u32 = 5;
+
 /// Why a PartitionActor ended by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
@@ -40,7 +43,7 @@ pub enum Report {
     Fenced,
     /// Records may be missing.
     ChainBroken,
-    /// It panicked.
+    /// It, or the DedupActor that ran its batch, panicked.
     Died,
     /// A person must look.
     Stop(String),
@@ -106,6 +109,8 @@ struct Owned<H: Business> {
     stop: StopFlag,
     /// Held while the partition is bumped: bumps of one partition are serial.
     bumping: Arc<tokio::sync::Mutex<()>>,
+    /// Where it started last, and how often an actor has died since it last got further.
+    deaths: (NextOffset, u32),
 }
 
 #[derive(Debug)]
@@ -179,6 +184,7 @@ impl<H: Business> Supervisor<H> {
             answers: Answers::default(),
             stop: stop.clone(),
             bumping: Arc::default(),
+            deaths: (NextOffset(0), 0),
         });
         owned.run = run;
         owned.life = Life::Starting;
@@ -194,6 +200,9 @@ impl<H: Business> Supervisor<H> {
         match outcome {
             Ok(at) => {
                 self.wiring.status.partition_owned(partition, at.epoch);
+                if owned.deaths.0 != at.base {
+                    owned.deaths = (at.base, 0);
+                }
                 info!(partition, epoch = at.epoch.0, base = at.base.0, "partition taken over");
                 let (workers, reports) = (Arc::clone(&self.wiring.workers), self.reports.0.clone());
                 let actor = PartitionActor::new(&at, run, workers, owned.answers.clone(), owned.stop.clone(), reports).start();
@@ -210,14 +219,19 @@ impl<H: Business> Supervisor<H> {
 
     fn reported(&mut self, reported: Reported, ctx: &mut Context<Self>) {
         let Reported { partition, run, report } = reported;
-        let Some(owned) = self.partitions.get(&partition).filter(|owned| owned.run == run) else { return };
+        let Some(owned) = self.partitions.get_mut(&partition).filter(|owned| owned.run == run) else { return };
         let Life::Running { source, epoch, .. } = owned.life else { return };
+        owned.deaths.1 += u32::from(report == Report::Died);
+        let deaths = owned.deaths.1;
         let _ = self.wiring.commands.send(Command::Cut { partition });
         match report {
             Report::Stop(reason) => self.stop_partition(partition, &reason),
-            Report::Died => {
-                error!(partition, "the PartitionActor died; another takes its place");
+            Report::Died if deaths < DEATHS => {
+                error!(partition, "an actor died on this partition; another takes its place");
                 self.restart(partition, Some((source, epoch)), ctx);
+            }
+            Report::Died => {
+                self.stop_partition(partition, &format!("actors died {DEATHS} times in a row on this partition; the log says why"))
             }
             Report::ChainBroken => self.restart(partition, Some((source, epoch)), ctx),
             Report::Fenced => self.ask_whether_ours(partition, run, ctx),
@@ -298,6 +312,10 @@ impl<H: Business> Supervisor<H> {
         let (offsets, consumer, status) = (self.wiring.offsets.clone(), self.wiring.consumer.clone(), self.wiring.status.clone());
         let budget = self.wiring.drain;
         async move {
+            if lost {
+                // Forgotten before the drain: nothing more is committed for them (CASES B04).
+                let _ = offsets.send(Release { partitions: partitions.clone(), lost }).await;
+            }
             if tokio::time::timeout(budget, join_all(drains)).await.is_err() {
                 warn!(?partitions, "the drain took too long; what has not settled is left to the next owner");
             }

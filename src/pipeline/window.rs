@@ -181,7 +181,7 @@ impl Window {
 
 impl WindowBatch {
     /// The records in offset order.
-    pub fn records(&self) -> impl ExactSizeIterator<Item = &Buffered> + DoubleEndedIterator {
+    pub fn records(&self) -> impl ExactSizeIterator<Item = &Buffered> {
         self.open.iter().map(|open| &*open.record)
     }
 

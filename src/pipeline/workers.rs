@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::error;
 
 use crate::handler::Handler as Business;
-use crate::pipeline::dedup::{Again, DedupActor, Done, Engine, RunBatch, Work};
+use crate::pipeline::dedup::{DedupActor, Done, Engine, RunBatch};
 use crate::pipeline::offset::OffsetActor;
 
 /// The DedupActors: `partition_concurrency` of them, lent out first come, first served.
@@ -67,13 +67,10 @@ impl<H: Business> Worker<H> {
     /// Runs a batch. A DedupActor that dies on it leaves its outcome unknown.
     pub async fn run(self, batch: RunBatch<H::Answer>) -> Done {
         let Some(actor) = &self.actor else { unreachable!("the actor goes back only when the loan ends") };
-        let perhaps = match &batch.work {
-            Work::Window(window) => Some(window.frontier(&[]).next_offset),
-            Work::Due(_) => None,
-        };
+        let partition = batch.partition;
         actor.send(batch).await.unwrap_or_else(|closed| {
-            error!(%closed, "a DedupActor died on a batch");
-            Done::Again(Again { error: "the DedupActor died".to_owned(), rebump: true, perhaps })
+            error!(partition, %closed, "a DedupActor died on a batch");
+            Done::Died
         })
     }
 }

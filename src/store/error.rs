@@ -59,7 +59,9 @@ impl DbError {
             Origin::Pool => ErrorClass::Retry,
             Origin::Program => ErrorClass::Other,
             Origin::Server => match state.get(..2).unwrap_or_default() {
-                "08" | "57" => ErrorClass::Connection,
+                // 28, 3D: a password or a name that is being changed; 58, XX: a server in trouble. All of these end by themselves or by an
+                // operator's hand, and the log and readiness tell meanwhile.
+                "08" | "28" | "3D" | "57" | "58" | "XX" => ErrorClass::Connection,
                 "25" | "40" | "53" | "55" => ErrorClass::Retry,
                 "22" | "23" => ErrorClass::Data,
                 "42" | "0A" => ErrorClass::Schema,

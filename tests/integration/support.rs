@@ -9,8 +9,10 @@
 
 mod database;
 mod engine;
+mod ledger;
 mod orders;
 mod patience;
+mod raw_header;
 mod topic;
 
 use std::env;
@@ -23,8 +25,9 @@ use uuid::Uuid;
 
 pub use database::{Database, Session};
 pub use engine::{Engine, EngineBuilder};
+pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
-pub use patience::{LIMIT, block_on, eventually, eventually_equal};
+pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal};
 pub use topic::{Message, Topic};
 
 /// One test's own world.

@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use onceward::config::{Config, Need};
 use onceward::lab::process::{self, Signal, TempFolder};
 
 use super::{LIMIT, World, eventually, server};
@@ -79,6 +80,12 @@ impl EngineBuilder {
         self.set("provider.kind", "none").unset("provider.url")
     }
 
+    /// A call of the provider may take twice as long as usual, so that a test can do something while one is held.
+    pub fn patient(self) -> Self {
+        let longer = [("provider.call_timeout_ms", 3_000), ("provider.effect_deadline_ms", 3_500), ("pipeline.drain_ms", 7_000)];
+        longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
+    }
+
     pub fn concurrency(self, partitions: u32) -> Self {
         self.set("pipeline.partition_concurrency", i64::from(partitions))
     }
@@ -116,9 +123,22 @@ impl EngineBuilder {
         run(self.command(&folder, arguments), &folder)
     }
 
+    /// The same configuration, for an engine that runs inside the test.
+    pub fn load(self) -> Config {
+        let folder = TempFolder::new("onceward").expect("a folder");
+        let config = Config::load(Some(&self.write(&folder)), [], &[Need::Kafka, Need::Database, Need::Provider]);
+        config.expect("the configuration is good")
+    }
+
     fn command(self, folder: &TempFolder, arguments: &[&str]) -> Command {
+        let mut command = onceward();
+        command.args(arguments).arg("--config").arg(self.write(folder)).envs(self.environment);
+        command
+    }
+
+    fn write(&self, folder: &TempFolder) -> PathBuf {
         let mut file = toml::Table::new();
-        for (key, value) in self.settings {
+        for (key, value) in &self.settings {
             let mut path: Vec<&str> = key.split('.').collect();
             // librdkafka's own keys have dots in them.
             let last = if key.starts_with("kafka.options.") {
@@ -130,13 +150,11 @@ impl EngineBuilder {
                 let section = table.entry(name).or_insert_with(|| toml::Table::new().into());
                 section.as_table_mut().expect("a section")
             });
-            section.insert(last, value);
+            section.insert(last, value.clone());
         }
         let path = folder.path().join("onceward.toml");
         fs::write(&path, file.to_string()).expect("the configuration is written");
-        let mut command = onceward();
-        command.args(arguments).arg("--config").arg(path).envs(self.environment);
-        command
+        path
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,15 @@ impl<T> Sight for Option<T> {
     type Seen = T;
     fn seen(self) -> Self {
         self
+    }
+}
+
+/// Raises its flag when it is dropped, also by a panic: what runs beside a test ends with the test.
+pub struct RaisedAtTheEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for RaisedAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -8,7 +8,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicRe
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::{LIMIT, block_on, eventually, server};
@@ -97,6 +97,11 @@ impl Topic {
     pub fn grow(&self, partitions: usize) {
         let grown = block_on(admin().create_partitions([&NewPartitions::new(&self.name, partitions)], &AdminOptions::new()));
         assert_eq!(grown.expect("the broker answers"), vec![Ok(self.name.clone())]);
+        // The producer refuses partitions that it has not heard of.
+        eventually("the producer knows the new partitions", || {
+            let metadata = self.producer.client().fetch_metadata(Some(&self.name), LIMIT).expect("the broker answers");
+            metadata.topics()[0].partitions().len() == partitions
+        });
     }
 
     /// Deletes all records of a partition below `offset`.
@@ -174,7 +179,7 @@ fn headers(message: &Message) -> OwnedHeaders {
     message.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: value.as_ref() }))
 }
 
-fn client() -> ClientConfig {
+pub(super) fn client() -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", server("ONCEWARD_TEST_KAFKA"));
     config.set("socket.timeout.ms", Duration::as_millis(&LIMIT).to_string());

@@ -1,0 +1,132 @@
+//! One topic, two businesses: billing, and a second one that is nothing but a type in this file. A claim that forgot its group would
+//! let the first group swallow the events of the other; a trait that is not enough would force the second one into the engine.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use diesel::sql_types::{BigInt, Uuid as SqlUuid};
+use onceward::app;
+use onceward::config::Config;
+use onceward::event::{self, OrderConfirmed};
+use onceward::handler::{BatchContext, Claimed, Handler, Outcome, Rejection};
+use onceward::record::Record;
+use onceward::store::{DbError, Session};
+use tokio::sync::oneshot;
+
+use crate::support::{Order, World, assert_charged_once, eventually, eventually_equal, stub};
+
+/// Notes that a customer is to be told of an order: no provider, no amounts, a table of its own.
+#[derive(Default)]
+struct Notifications {
+    /// Orders whose note cannot be written yet.
+    refused: Arc<Mutex<HashSet<i64>>>,
+}
+
+impl Handler for Notifications {
+    type Event = OrderConfirmed;
+    type Answer = ();
+
+    fn decode(&self, record: &Record) -> Result<OrderConfirmed, Rejection> {
+        event::decode(record.payload.as_deref())
+    }
+
+    async fn apply(
+        &self,
+        tx: &mut Session,
+        _: &BatchContext<()>,
+        events: &[Claimed<OrderConfirmed>],
+    ) -> Result<Vec<Outcome>, DbError> {
+        use diesel_async::RunQueryDsl as _;
+        let mut outcomes = Vec::new();
+        for event in events.iter().map(Claimed::event) {
+            if self.refused.lock().expect("nobody panics").contains(&event.order_id) {
+                outcomes.push(Outcome::Retry { error: "not yet".to_owned(), wait: None });
+                continue;
+            }
+            let note = diesel::sql_query("INSERT INTO notification (event_id, order_id) VALUES ($1, $2)");
+            let note = note.bind::<SqlUuid, _>(event.event_id).bind::<BigInt, _>(event.order_id);
+            note.execute(&mut **tx).await.map_err(|error| tx.db_error("notify", error))?;
+            outcomes.push(Outcome::Applied);
+        }
+        Ok(outcomes)
+    }
+}
+
+/// No key: should the engine apply an event twice, both rows stand here.
+const TABLE: &str = "CREATE TABLE notification (event_id uuid NOT NULL, order_id bigint NOT NULL)";
+
+/// An engine inside this process, with a handler of the test's own.
+struct Inside {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Inside {
+    fn start(config: Config, notifications: Notifications) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            actix::System::new().block_on(app::serve(config, |_| notifications, async {
+                let _ = stopped.await;
+            }))
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> anyhow::Result<()> {
+        let _ = self.stop.send(());
+        self.thread.join().expect("it does not panic")
+    }
+}
+
+// R-KFK-IDEM-2, R-KFK-IDEM-3
+#[test]
+fn billing_and_a_log_of_notifications_each_apply_every_event_once() {
+    let (world, stub) = (World::new(), stub());
+    world.database.execute(TABLE);
+    let orders = Order::some(200);
+    world.topic.send(orders.iter().map(Order::message));
+    world.topic.send(orders.iter().step_by(4).map(|order| order.message().partition(2)));
+
+    let notifying = format!("{}-notifications", world.group);
+    let billing = world.engine().provider(&stub.url()).start();
+    let config = world.engine().set("kafka.group", notifying.as_str()).set("admin.listen", "127.0.0.1:0").load();
+    let inside = Inside::start(config, Notifications::default());
+    for group in [&world.group, &notifying] {
+        eventually_equal("the group has caught up", 0, || world.topic.lag(group));
+    }
+
+    let each_once = "SELECT count(*), count(DISTINCT event_id) FROM";
+    let row = |rows: Vec<Vec<Option<String>>>| rows.concat().into_iter().flatten().collect::<Vec<_>>();
+    assert_eq!(row(world.database.rows(&format!("{each_once} notification"))), ["200", "200"]);
+    assert_eq!(row(world.database.rows(&format!("{each_once} payment"))), ["200", "200"]);
+    assert_charged_once(&stub, &orders);
+    let claims = "SELECT count(*) FROM processed_event GROUP BY consumer_group";
+    assert_eq!(world.database.column(claims), ["200", "200"], "one claim per event and group");
+
+    inside.stop().expect("it ends in order");
+    assert!(billing.terminate().success());
+}
+
+#[test]
+fn an_event_that_a_handler_wants_to_be_tried_again_is_held_tried_again_and_applied_once() {
+    let world = World::with_partitions(1);
+    world.database.execute(TABLE);
+    let orders = Order::some(10);
+    let refused = Arc::new(Mutex::new(HashSet::from([orders[0].order_id])));
+    world.topic.send(orders.iter().map(|order| order.message().partition(0)));
+    let config = world.engine().set("admin.listen", "127.0.0.1:0").load();
+    let inside = Inside::start(config, Notifications { refused: Arc::clone(&refused) });
+    let notified = || world.database.count("SELECT count(*) FROM notification");
+    eventually_equal("the others are applied", 9, notified);
+    eventually_equal("the frontier moves on", 0, || world.topic.lag(&world.group));
+    let held = "SELECT reason || ' ' || state || ' ' || source_offset || ' ' || owns_claim FROM held_event";
+    assert_eq!(world.database.column(held), ["retryable retrying 0 true"]);
+    eventually("it is tried again", || world.database.count("SELECT attempts FROM held_event") >= 2);
+
+    refused.lock().expect("nobody panics").clear();
+    eventually_equal("it is applied", 10, notified);
+    assert_eq!(world.database.column("SELECT state FROM held_event"), ["applied"]);
+    assert_eq!(world.database.count("SELECT count(DISTINCT event_id) FROM notification"), 10);
+    inside.stop().expect("it ends in order");
+}
