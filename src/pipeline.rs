@@ -6,6 +6,8 @@
 pub mod poll;
 pub mod rebalance;
 
+pub mod client_log;
+
 pub mod start;
 pub mod supervisor;
 pub mod takeover;
