@@ -3,7 +3,7 @@
 //! In: its log lines and errors. Out: ours, calmer: it recovers from nearly everything by itself, and says the same a hundred times in a
 //! millisecond while no broker answers. It owns the time of the last line per error code. If it dies here, only words are missing.
 //!
-//! Invariant: one error code makes one line per [`QUIET`] at most, and every error is counted.
+//! Invariant: one error code makes one line per ten seconds at most, and every error is counted.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
