@@ -76,12 +76,12 @@ pub fn unix_ms(id: Uuid) -> u64 {
 /// The day of an id, as `2026-11-30`.
 #[must_use]
 pub fn day_text(id: Uuid) -> String {
-    let day = i32::try_from(day_of(id)).ok().and_then(|day| NaiveDate::from_epoch_days(day));
+    let day = i32::try_from(day_of(id)).ok().and_then(NaiveDate::from_epoch_days);
     day.map_or_else(|| id.to_string(), |day| day.to_string())
 }
 
 /// The timestamp of the topic's oldest record in milliseconds since 1970, by reading the first record of each partition; `None` when
-/// the topic is empty. Blocks for [`OLDEST`] at most.
+/// the topic is empty. Blocks for 20 s at most.
 ///
 /// # Errors
 /// In words: the broker does not answer, or the topic is not there.
