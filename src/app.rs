@@ -304,6 +304,7 @@ async fn upkeep(config: Config, store: Store, status: Status, readiness: Readine
     loop {
         ticks.tick().await;
         show_pools(&store);
+        metrics::upkeep();
         let make_days = days_made.elapsed() >= DAYS_AHEAD;
         match upkeep_once(&config, &store, &status, make_days).await {
             Ok(()) => {

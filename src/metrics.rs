@@ -1,16 +1,21 @@
 //! Every metric: its name, help, labels and buckets, and the one function that changes it.
 //!
 //! In: numbers, once per batch or call, never per event. Out: the text that Prometheus reads, and the table in `docs/METRICS.md`.
-//! It owns a fixed set of atomic numbers: nothing allocates, nothing grows, nothing must be drained, whether or not anybody scrapes.
-//! The gauges of a partition are read from [`Status`] while rendering, so that they are gone when the partition is.
+//! It owns one recorder per process, not the global one of the `metrics` crate: whatever else runs here neither adds to it nor takes its
+//! place. Samples wait in memory until somebody scrapes or [`upkeep`] runs. The gauges of a partition are read from [`Status`] while
+//! rendering, so that they are gone when the partition is.
 //!
 //! Invariant: every label value is one of a closed list or the number of a partition that this process owns.
 
 mod series;
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use self::series::{Bounds, Counters, Definition, Gauges, Histograms, Kind, sample};
+use metrics::{Counter, Gauge, Histogram};
+use metrics_exporter_prometheus::PrometheusRecorder;
+
+use self::series::{Definition, Family, Kind, Series};
 use crate::status::{PartitionStatus, Status};
 
 /// Declares a closed list of label values.
@@ -116,67 +121,73 @@ label! {
 
 /// Counts events by what became of them.
 pub fn events(outcome: Outcome, count: usize) {
-    EVENTS.add(outcome as usize, count as u64);
+    EVENTS.at(outcome as usize).increment(count as u64);
 }
 
 /// One transaction with this many events has been committed.
 pub fn batch_size(events: usize) {
-    BATCH_EVENTS.observe(0, events as u64);
+    BATCH_EVENTS.at(0).record(events as f64);
 }
 
 /// One stage of one batch is over.
 pub fn stage(stage: Stage, took: Duration) {
-    STAGE.observe(stage as usize, nanoseconds(took));
+    STAGE.at(stage as usize).record(took);
 }
 
 /// The age of a batch's oldest record when its transaction was committed, by the record's own timestamp.
 pub fn record_age_at_commit(age: Duration) {
-    RECORD_AGE.observe(0, nanoseconds(age));
+    RECORD_AGE.at(0).record(age);
 }
 
 /// One call of the provider has ended.
 pub fn provider_call(class: CallClass, took: Duration) {
-    PROVIDER_CALL.observe(class as usize, nanoseconds(took));
+    PROVIDER_CALL.at(class as usize).record(took);
 }
 
 /// Partitions came or went.
 pub fn rebalance(kind: Rebalance, partitions: usize) {
-    REBALANCES.add(kind as usize, 1);
-    REBALANCED_PARTITIONS.add(kind as usize, partitions as u64);
+    REBALANCES.at(kind as usize).increment(1);
+    REBALANCED_PARTITIONS.at(kind as usize).increment(partitions as u64);
 }
 
 /// The broker took an offset commit.
 pub fn commit_ok() {
-    COMMITS.add(Commit::Ok as usize, 1);
+    COMMITS.at(Commit::Ok as usize).increment(1);
 }
 
 /// An offset commit was refused or got no answer.
 pub fn commit_failed() {
-    COMMITS.add(Commit::Failed as usize, 1);
+    COMMITS.at(Commit::Failed as usize).increment(1);
 }
 
 /// A confirmation came from an earlier assignment and was not counted.
-pub fn stale_confirmation() {}
+pub fn stale_confirmation() {
+    STALE_CONFIRMATIONS.at(0).increment(1);
+}
 
 /// The Kafka client reported an error that it recovers from by itself.
-pub fn client_error() {}
+pub fn client_error() {
+    CLIENT_ERRORS.at(0).increment(1);
+}
 
 /// Connections of a pool that are in use now.
 pub fn pool_in_use(pool: PoolName, connections: usize) {
-    POOL_IN_USE.set(pool as usize, connections as u64);
+    POOL_IN_USE.at(pool as usize).set(connections as f64);
+}
+
+/// Sorts the samples since the last call into their buckets. To be called every few seconds, or they pile up while nobody scrapes.
+pub fn upkeep() {
+    RECORDER.handle().run_upkeep();
 }
 
 /// The text that Prometheus reads.
 #[must_use]
 pub fn render(status: &Status) -> String {
-    let mut text = String::with_capacity(16 << 10);
     for family in FAMILIES {
-        family.render(&mut text);
+        family.register();
     }
-    BUILD_INFO.head(&mut text);
-    let revision = option_env!("ONCEWARD_REVISION").unwrap_or("unknown");
-    sample(&mut text, BUILD_INFO.name, &[("version", env!("CARGO_PKG_VERSION")), ("revision", revision)], 1.0);
-    render_status(&mut text, status);
+    let mut text = RECORDER.handle().render();
+    text.push_str(&render_status(status));
     text
 }
 
@@ -197,111 +208,92 @@ const MARKDOWN_HEAD: &str = "# Metrics\n\n\
     | metric | type | labels | meaning |\n| --- | --- | --- | --- |\n";
 
 /// From a millisecond to beyond every time limit of a batch.
-const STAGE_SECONDS: Bounds<14> = Bounds::seconds([
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    10_000_000,
-    25_000_000,
-    50_000_000,
-    100_000_000,
-    250_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_500_000_000,
-    5_000_000_000,
-    10_000_000_000,
-    30_000_000_000,
-]);
+const STAGE_SECONDS: Kind = Kind::Histogram(&[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]);
 
 /// From ten milliseconds to an hour: the age of a record behind a long outage is a number too.
-const AGE_SECONDS: Bounds<14> = Bounds::seconds([
-    10_000_000,
-    25_000_000,
-    50_000_000,
-    100_000_000,
-    250_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_500_000_000,
-    5_000_000_000,
-    10_000_000_000,
-    30_000_000_000,
-    60_000_000_000,
-    300_000_000_000,
-    3_600_000_000_000,
-]);
+const AGE_SECONDS: Kind = Kind::Histogram(&[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0]);
 
-const BATCH_BUCKETS: Bounds<12> = Bounds::whole([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]);
+const BATCH_SIZES: Kind = Kind::Histogram(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0]);
 
-static EVENTS: Counters<5> = Counters::new(Definition {
+/// The whole process's: several engines in one process share it.
+static RECORDER: LazyLock<PrometheusRecorder> =
+    LazyLock::new(|| series::recorder(FAMILIES.iter().map(|family| family.definition())));
+
+static EVENTS: Series<Counter> = Series::new(Definition {
     name: "onceward_events_total",
     kind: Kind::Counter,
     labels: &[("outcome", Outcome::WORDS)],
     help: "Events by what became of them, counted when their transaction is committed.",
 });
 
-static BATCH_EVENTS: Histograms<1, 12> = Histograms::new(
-    Definition { name: "onceward_batch_events", kind: Kind::Histogram, labels: &[], help: "Events in one committed transaction." },
-    &BATCH_BUCKETS,
-);
+static BATCH_EVENTS: Series<Histogram> = Series::new(Definition {
+    name: "onceward_batch_events",
+    kind: BATCH_SIZES,
+    labels: &[],
+    help: "Events in one committed transaction.",
+});
 
-static STAGE: Histograms<6, 14> = Histograms::new(
-    Definition {
-        name: "onceward_stage_seconds",
-        kind: Kind::Histogram,
-        labels: &[("stage", Stage::WORDS)],
-        help: "Time of a batch in each of its stages.",
-    },
-    &STAGE_SECONDS,
-);
+static STAGE: Series<Histogram> = Series::new(Definition {
+    name: "onceward_stage_seconds",
+    kind: STAGE_SECONDS,
+    labels: &[("stage", Stage::WORDS)],
+    help: "Time of a batch in each of its stages.",
+});
 
-static RECORD_AGE: Histograms<1, 14> = Histograms::new(
-    Definition {
-        name: "onceward_record_age_at_commit_seconds",
-        kind: Kind::Histogram,
-        labels: &[],
-        help: "Age of a batch's oldest record when its transaction was committed, by the record's timestamp.",
-    },
-    &AGE_SECONDS,
-);
+static RECORD_AGE: Series<Histogram> = Series::new(Definition {
+    name: "onceward_record_age_at_commit_seconds",
+    kind: AGE_SECONDS,
+    labels: &[],
+    help: "Age of a batch's oldest record when its transaction was committed, by the record's timestamp.",
+});
 
-static PROVIDER_CALL: Histograms<7, 14> = Histograms::new(
-    Definition {
-        name: "onceward_provider_call_seconds",
-        kind: Kind::Histogram,
-        labels: &[("class", CallClass::WORDS)],
-        help: "Calls of the payment provider by the class of the answer.",
-    },
-    &STAGE_SECONDS,
-);
+static PROVIDER_CALL: Series<Histogram> = Series::new(Definition {
+    name: "onceward_provider_call_seconds",
+    kind: STAGE_SECONDS,
+    labels: &[("class", CallClass::WORDS)],
+    help: "Calls of the payment provider by the class of the answer.",
+});
 
-static REBALANCES: Counters<3> = Counters::new(Definition {
+static REBALANCES: Series<Counter> = Series::new(Definition {
     name: "onceward_rebalances_total",
     kind: Kind::Counter,
     labels: &[("kind", Rebalance::WORDS)],
     help: "Changes of the assignment.",
 });
 
-static REBALANCED_PARTITIONS: Counters<3> = Counters::new(Definition {
+static REBALANCED_PARTITIONS: Series<Counter> = Series::new(Definition {
     name: "onceward_rebalanced_partitions_total",
     kind: Kind::Counter,
     labels: &[("kind", Rebalance::WORDS)],
     help: "Partitions that came or went.",
 });
 
-static COMMITS: Counters<2> = Counters::new(Definition {
+static COMMITS: Series<Counter> = Series::new(Definition {
     name: "onceward_offset_commits_total",
     kind: Kind::Counter,
     labels: &[("result", Commit::WORDS)],
     help: "Offset commits sent to Kafka. A failed one loses nothing: the position is in the database too.",
 });
 
-static POOL_IN_USE: Gauges<3> = Gauges::new(Definition {
+static POOL_IN_USE: Series<Gauge> = Series::new(Definition {
     name: "onceward_pool_connections_in_use",
     kind: Kind::Gauge,
     labels: &[("pool", PoolName::WORDS)],
     help: "Database connections in use.",
+});
+
+static STALE_CONFIRMATIONS: Series<Counter> = Series::new(Definition {
+    name: "onceward_stale_confirmations_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Commits of the database that were confirmed after their assignment had ended, and moved no offset.",
+});
+
+static CLIENT_ERRORS: Series<Counter> = Series::new(Definition {
+    name: "onceward_client_errors_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Errors that the Kafka client reported, each of them, also those that the log leaves out.",
 });
 
 const BUILD_INFO: Definition = Definition {
@@ -339,31 +331,45 @@ const fn partition_gauge(name: &'static str, help: &'static str) -> Definition {
     Definition { name, kind: Kind::Gauge, labels: &[("partition", &[])], help }
 }
 
-static FAMILIES: &[&dyn series::Family] =
-    &[&EVENTS, &BATCH_EVENTS, &STAGE, &RECORD_AGE, &PROVIDER_CALL, &REBALANCES, &REBALANCED_PARTITIONS, &COMMITS, &POOL_IN_USE];
+static FAMILIES: &[&dyn Family] = &[
+    &EVENTS,
+    &BATCH_EVENTS,
+    &STAGE,
+    &RECORD_AGE,
+    &PROVIDER_CALL,
+    &REBALANCES,
+    &REBALANCED_PARTITIONS,
+    &COMMITS,
+    &STALE_CONFIRMATIONS,
+    &CLIENT_ERRORS,
+    &POOL_IN_USE,
+];
 
-fn render_status(text: &mut String, status: &Status) {
+/// What is true now, on a recorder that ends with the scrape: no series outlives its partition.
+fn render_status(status: &Status) -> String {
     let snapshot = status.snapshot();
-    HELD.head(text);
+    let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
+    let recorder = series::recorder([&BUILD_INFO, &HELD].into_iter().chain(partition));
+    let set = |definition: &Definition, labels: &[(&'static str, String)], value: i64| {
+        definition.handle::<Gauge>(&recorder, labels).set(value as f64);
+    };
+    let revision = option_env!("ONCEWARD_REVISION").unwrap_or("unknown");
+    set(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION").to_owned()), ("revision", revision.to_owned())], 1);
     for (reason, state, count) in &snapshot.held {
-        sample(text, HELD.name, &[("reason", reason.as_str()), ("state", state.as_str())], *count as f64);
+        set(&HELD, &[("reason", reason.as_str().to_owned()), ("state", state.as_str().to_owned())], *count);
     }
     for (definition, reading) in PARTITION_GAUGES {
-        definition.head(text);
         for (partition, state) in &snapshot.partitions {
             if let Some(value) = reading(state) {
-                sample(text, definition.name, &[("partition", &partition.to_string())], value as f64);
+                set(definition, &[("partition", partition.to_string())], value);
             }
         }
     }
+    recorder.handle().render()
 }
 
 fn whole(number: usize) -> Option<i64> {
     i64::try_from(number).ok()
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -386,7 +392,7 @@ mod tests {
         status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)]);
         let text = render(&status);
         let mut heads: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (series, value) = line.rsplit_once(' ').expect("a name and a number");
             assert!(value.parse::<f64>().is_ok(), "{line}");
             let name = series.split('{').next().unwrap_or_default();
@@ -435,39 +441,45 @@ mod tests {
         assert!(!render(&status).contains("partition=\"7\""));
     }
 
-    // CASES H04
+    // CASES H04. Kept, these samples would take 80 MB.
     #[test]
     fn samples_that_nobody_scrapes_take_no_memory() {
-        let before = render(&Status::default()).len();
-        for _ in 0..1_000_000 {
+        let before = resident_kib();
+        for sample in 0..5_000_000 {
             stage(Stage::Wait, Duration::from_millis(3));
+            if sample % 100_000 == 0 {
+                upkeep();
+            }
         }
-        let text = render(&Status::default());
-        assert!(text.len() < before + 200, "only digits may have been added");
-        assert!(!std::mem::needs_drop::<Histograms<6, 14>>(), "a histogram owns nothing on the heap");
+        let grown = resident_kib().saturating_sub(before);
+        assert!(grown < 30 << 10, "{grown} KiB");
+    }
+
+    fn resident_kib() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     #[test]
     fn a_sample_is_counted_once_in_its_bucket_and_in_those_above() {
-        static BOUNDS: Bounds<2> = Bounds::seconds([1_000_000, 1_000_000_000]);
-        let definition = Definition { name: "x_seconds", kind: Kind::Histogram, labels: &[], help: "X." };
-        let histogram = Histograms::<1, 2>::new(definition, &BOUNDS);
+        let definition = Definition { name: "x_seconds", kind: Kind::Histogram(&[0.001, 1.0]), labels: &[], help: "X." };
+        let recorder = series::recorder([&definition].into_iter());
+        let histogram: Histogram = definition.handle(&recorder, &[]);
         for nanoseconds in [1_000_000, 1_000_001, 2_000_000_000] {
-            histogram.observe(0, nanoseconds);
+            histogram.record(Duration::from_nanos(nanoseconds));
         }
-        let mut text = String::new();
-        series::Family::render(&histogram, &mut text);
         assert_eq!(
-            text,
+            recorder.handle().render(),
             "# HELP x_seconds X.\n# TYPE x_seconds histogram\n\
              x_seconds_bucket{le=\"0.001\"} 1\nx_seconds_bucket{le=\"1\"} 2\nx_seconds_bucket{le=\"+Inf\"} 3\n\
-             x_seconds_sum 2.002000001\nx_seconds_count 3\n"
+             x_seconds_sum 2.002000001\nx_seconds_count 3\n\n"
         );
     }
 
     #[test]
     fn each_function_changes_its_own_series() {
-        let calls: [(fn(), &str); 9] = [
+        let calls: [(fn(), &str); 11] = [
             (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
             (|| batch_size(3), "onceward_batch_events_count"),
             (|| stage(Stage::Settle, Duration::ZERO), "onceward_stage_seconds_count{stage=\"settle\"}"),
@@ -479,6 +491,8 @@ mod tests {
             (|| rebalance(Rebalance::Lost, 1), "onceward_rebalanced_partitions_total{kind=\"lost\"}"),
             (commit_ok, "onceward_offset_commits_total{result=\"ok\"}"),
             (commit_failed, "onceward_offset_commits_total{result=\"failed\"}"),
+            (stale_confirmation, "onceward_stale_confirmations_total"),
+            (client_error, "onceward_client_errors_total"),
             (|| pool_in_use(PoolName::Attempts, 1), "onceward_pool_connections_in_use{pool=\"attempts\"}"),
         ];
         for (call, series) in calls {

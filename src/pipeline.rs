@@ -8,6 +8,8 @@ mod native;
 pub mod poll;
 pub mod rebalance;
 
+pub mod client_log;
+
 pub mod start;
 pub mod supervisor;
 pub mod takeover;

@@ -81,7 +81,7 @@ pub fn day_text(id: Uuid) -> String {
 }
 
 /// The timestamp of the topic's oldest record in milliseconds since 1970, by reading the first record of each partition; `None` when
-/// the topic is empty. Blocks for [`OLDEST`] at most.
+/// the topic is empty. Blocks for 20 s at most.
 ///
 /// # Errors
 /// In words: the broker does not answer, or the topic is not there.

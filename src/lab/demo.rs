@@ -1,7 +1,7 @@
 //! The demo: the whole story on one machine in half a minute, and a reckoning that a stranger understands.
 //!
 //! In: nothing but this executable. Out: a story on standard error, the reckoning on standard output, and whether it adds up. It owns
-//! everything on the [`Stage`]; all of it is gone when it ends, however it ends.
+//! everything on the stage; all of it is gone when it ends, however it ends.
 //!
 //! Invariant: every number of the reckoning comes from `audit`, which believes nothing that the engine says of itself.
 

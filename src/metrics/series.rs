@@ -1,9 +1,11 @@
-//! The numbers behind a metric, and how Prometheus reads them.
+//! A definition and its handles in the recorder.
 //!
-//! Invariant: a family has as many series as its label has words, from the first scrape to the last.
+//! Invariant: a family has as many series as its label has words, from the first scrape to the last, and adding to one looks nothing up.
 
-use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
 /// What a metric is called and means.
 #[derive(Debug)]
@@ -19,177 +21,115 @@ pub struct Definition {
 }
 
 /// What a metric does over time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// Only grows.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts samples by size.
-    Histogram,
+    /// Counts samples by size: the buckets' upper bounds.
+    Histogram(&'static [f64]),
 }
 
-/// The upper bounds of a histogram's buckets, in the samples' unit, and what divides a sample into the exported unit.
-#[derive(Debug)]
-pub struct Bounds<const B: usize> {
-    upper: [u64; B],
-    divisor: f64,
-}
-
-/// What every metric can do.
+/// What every family can do.
 pub trait Family: Sync {
     /// Name, kind, labels, help.
     fn definition(&self) -> &Definition;
-    /// Appends the head and all series.
-    fn render(&self, text: &mut String);
+    /// Makes every series exist, so that it is exported before its first change.
+    fn register(&self);
 }
 
-/// Numbers that only grow, one per word of the label.
-#[derive(Debug)]
-pub struct Counters<const N: usize>(Numbers<N>);
-
-/// Numbers that are set, one per word of the label.
-#[derive(Debug)]
-pub struct Gauges<const N: usize>(Numbers<N>);
-
-/// Samples by size, one series per word of the label.
-#[derive(Debug)]
-pub struct Histograms<const N: usize, const B: usize> {
+/// The handles of one metric, one per word of its label.
+pub struct Series<H> {
     definition: Definition,
-    bounds: &'static Bounds<B>,
-    series: [Buckets<B>; N],
+    handles: OnceLock<Box<[H]>>,
 }
 
-#[derive(Debug)]
-struct Numbers<const N: usize> {
-    definition: Definition,
-    values: [AtomicU64; N],
+/// What is changed: a counter, a gauge or a histogram.
+pub trait Handle: Sized {
+    /// The series' own handle.
+    fn register(recorder: &PrometheusRecorder, key: &Key) -> Self;
 }
 
-#[derive(Debug)]
-struct Buckets<const B: usize> {
-    /// Not cumulative: one addition per sample.
-    counts: [AtomicU64; B],
-    beyond: AtomicU64,
-    sum: AtomicU64,
-}
+const METADATA: Metadata<'static> = Metadata::new("onceward", Level::INFO, None);
 
-impl<const B: usize> Bounds<B> {
-    /// Of samples in nanoseconds, exported in seconds.
-    pub const fn seconds(nanoseconds: [u64; B]) -> Self {
-        Self { upper: nanoseconds, divisor: 1e9 }
-    }
-
-    /// Of plain numbers.
-    pub const fn whole(upper: [u64; B]) -> Self {
-        Self { upper, divisor: 1.0 }
-    }
-}
-
-impl<const N: usize> Numbers<N> {
-    const fn new(definition: Definition) -> Self {
-        assert!(N == definition.series());
-        Self { definition, values: [const { AtomicU64::new(0) }; N] }
-    }
-
-    fn render(&self, text: &mut String) {
-        self.definition.head(text);
-        for (index, value) in self.values.iter().enumerate() {
-            sample(text, self.definition.name, &self.definition.label(index), value.load(Relaxed) as f64);
+/// A recorder that knows the buckets and the help of these metrics, and no series yet.
+///
+/// # Panics
+/// When a histogram has no buckets.
+pub fn recorder<'a>(definitions: impl Iterator<Item = &'a Definition> + Clone) -> PrometheusRecorder {
+    let mut builder = PrometheusBuilder::new();
+    for definition in definitions.clone() {
+        if let Kind::Histogram(buckets) = definition.kind {
+            let matcher = Matcher::Full(definition.name.to_owned());
+            builder = builder.set_buckets_for_metric(matcher, buckets).expect("a histogram has buckets");
         }
     }
+    let recorder = builder.build_recorder();
+    for Definition { name, kind, help, .. } in definitions {
+        match kind {
+            Kind::Counter => recorder.describe_counter((*name).into(), None, (*help).into()),
+            Kind::Gauge => recorder.describe_gauge((*name).into(), None, (*help).into()),
+            Kind::Histogram(_) => recorder.describe_histogram((*name).into(), None, (*help).into()),
+        }
+    }
+    recorder
 }
 
-impl<const N: usize> Counters<N> {
+impl<H: Handle> Series<H> {
     pub const fn new(definition: Definition) -> Self {
-        Self(Numbers::new(definition))
+        assert!(definition.labels.len() <= 1, "one label at most");
+        Self { definition, handles: OnceLock::new() }
     }
 
-    pub fn add(&self, index: usize, count: u64) {
-        self.0.values[index].fetch_add(count, Relaxed);
-    }
-}
-
-impl<const N: usize> Gauges<N> {
-    pub const fn new(definition: Definition) -> Self {
-        Self(Numbers::new(definition))
+    /// The handle of the label's word; 0 without a label.
+    pub fn at(&self, word: usize) -> &H {
+        &self.handles()[word]
     }
 
-    pub fn set(&self, index: usize, value: u64) {
-        self.0.values[index].store(value, Relaxed);
-    }
-}
-
-impl<const N: usize, const B: usize> Histograms<N, B> {
-    pub const fn new(definition: Definition, bounds: &'static Bounds<B>) -> Self {
-        assert!(N == definition.series());
-        let empty = const {
-            [const { Buckets { counts: [const { AtomicU64::new(0) }; B], beyond: AtomicU64::new(0), sum: AtomicU64::new(0) } }; N]
-        };
-        Self { definition, bounds, series: empty }
-    }
-
-    /// Adds one sample, in the bounds' unit.
-    pub fn observe(&self, index: usize, value: u64) {
-        let series = &self.series[index];
-        let bucket = self.bounds.upper.iter().position(|upper| value <= *upper);
-        bucket.map_or(&series.beyond, |bucket| &series.counts[bucket]).fetch_add(1, Relaxed);
-        series.sum.fetch_add(value, Relaxed);
+    fn handles(&self) -> &[H] {
+        self.handles.get_or_init(|| match self.definition.labels {
+            [] => Box::new([self.definition.handle(&super::RECORDER, &[])]),
+            [(label, words), ..] => {
+                words.iter().map(|word| self.definition.handle(&super::RECORDER, &[(label, (*word).to_owned())])).collect()
+            }
+        })
     }
 }
 
-impl<const N: usize> Family for Counters<N> {
-    fn definition(&self) -> &Definition {
-        &self.0.definition
-    }
-
-    fn render(&self, text: &mut String) {
-        self.0.render(text);
-    }
-}
-
-impl<const N: usize> Family for Gauges<N> {
-    fn definition(&self) -> &Definition {
-        &self.0.definition
-    }
-
-    fn render(&self, text: &mut String) {
-        self.0.render(text);
-    }
-}
-
-impl<const N: usize, const B: usize> Family for Histograms<N, B> {
+impl<H: Handle + Send + Sync> Family for Series<H> {
     fn definition(&self) -> &Definition {
         &self.definition
     }
 
-    fn render(&self, text: &mut String) {
-        self.definition.head(text);
-        let [bucket, sum, count] = ["bucket", "sum", "count"].map(|end| format!("{}_{end}", self.definition.name));
-        for (index, series) in self.series.iter().enumerate() {
-            let label = self.definition.label(index);
-            let with_bound = |bound: &str, text: &mut String, value: u64| {
-                let mut labels = label.clone();
-                labels.push(("le", bound));
-                sample(text, &bucket, &labels, value as f64);
-            };
-            let mut total = 0;
-            for (upper, number) in self.bounds.upper.iter().zip(&series.counts) {
-                total += number.load(Relaxed);
-                with_bound(&(*upper as f64 / self.bounds.divisor).to_string(), text, total);
-            }
-            total += series.beyond.load(Relaxed);
-            with_bound("+Inf", text, total);
-            sample(text, &sum, &label, series.sum.load(Relaxed) as f64 / self.bounds.divisor);
-            sample(text, &count, &label, total as f64);
-        }
+    fn register(&self) {
+        self.handles();
+    }
+}
+
+impl Handle for Counter {
+    fn register(recorder: &PrometheusRecorder, key: &Key) -> Self {
+        recorder.register_counter(key, &METADATA)
+    }
+}
+
+impl Handle for Gauge {
+    fn register(recorder: &PrometheusRecorder, key: &Key) -> Self {
+        recorder.register_gauge(key, &METADATA)
+    }
+}
+
+impl Handle for Histogram {
+    fn register(recorder: &PrometheusRecorder, key: &Key) -> Self {
+        recorder.register_histogram(key, &METADATA)
     }
 }
 
 impl Definition {
-    /// The two lines above the series.
-    pub fn head(&self, text: &mut String) {
-        let _ = writeln!(text, "# HELP {} {}\n# TYPE {} {}", self.name, self.help, self.name, self.kind.word());
+    /// The handle of one series.
+    pub fn handle<H: Handle>(&self, recorder: &PrometheusRecorder, labels: &[(&'static str, String)]) -> H {
+        let labels: Vec<_> = labels.iter().map(|(label, word)| Label::new(*label, word.clone())).collect();
+        H::register(recorder, &Key::from_parts(self.name, labels))
     }
 
     /// The metric's row in the documentation.
@@ -201,19 +141,6 @@ impl Definition {
         let labels = self.labels.iter().map(label).collect::<Vec<_>>().join("; ");
         format!("| `{}` | {} | {labels} | {} |\n", self.name, self.kind.word(), self.help)
     }
-
-    /// One series without a label, else one per word of the only label.
-    const fn series(&self) -> usize {
-        match self.labels {
-            [] => 1,
-            [(_, words)] => words.len(),
-            _ => panic!("a fixed family has one label at most"),
-        }
-    }
-
-    fn label(&self, index: usize) -> Vec<(&str, &str)> {
-        self.labels.iter().map(|(name, words)| (*name, words[index])).collect()
-    }
 }
 
 impl Kind {
@@ -221,17 +148,7 @@ impl Kind {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
+            Self::Histogram(_) => "histogram",
         }
     }
-}
-
-/// Appends one line.
-pub fn sample(text: &mut String, name: &str, labels: &[(&str, &str)], value: f64) {
-    text.push_str(name);
-    for (index, (label, word)) in labels.iter().enumerate() {
-        let word = word.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let _ = write!(text, "{}{label}=\"{word}\"", if index == 0 { '{' } else { ',' });
-    }
-    let _ = writeln!(text, "{} {value}", if labels.is_empty() { "" } else { "}" });
 }

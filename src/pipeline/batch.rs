@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(batch.claims(None).len(), 3, "a repeat is not claimed");
         let claimed = HashSet::from([id(3), id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
-        assert_eq!(batch.seen(&claimed, &[seen]), []);
+        assert!(batch.seen(&claimed, &[seen]).is_empty());
         assert_eq!(batch.take_claimed().len(), 2);
         batch.conclude(vec![Outcome::Applied, Outcome::Declined], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, declined: 1, duplicates: 2, ..Counts::default() });
@@ -463,7 +463,7 @@ mod tests {
         let mut batch = decoded(&window);
         let claimed = HashSet::from([id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
-        assert_eq!(batch.seen(&claimed, &[seen]), []);
+        assert!(batch.seen(&claimed, &[seen]).is_empty());
         batch.take_claimed();
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, held: 2, ..Counts::default() });

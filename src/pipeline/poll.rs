@@ -19,7 +19,6 @@ use rdkafka::message::{BorrowedMessage, Message as _};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-use crate::metrics;
 use crate::pipeline::command::{Command, PollEvent, Records, Route};
 use crate::pipeline::native::{cached_log_end, own};
 use crate::pipeline::rebalance::{self, Rebalance, Rebalances};
@@ -202,7 +201,7 @@ impl PollThread {
             match consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) => self.take(&message),
-                Some(Err(error)) => self.report_error(&error),
+                Some(Err(error)) => self.act_on(&error),
             }
             wait = Duration::ZERO;
             if self.buffer.is_full() {
@@ -251,16 +250,14 @@ impl PollThread {
         }
     }
 
-    fn report_error(&self, error: &KafkaError) {
+    fn act_on(&self, error: &KafkaError) {
         match error {
             KafkaError::MessageConsumptionFatal(code) => {
                 self.tell(PollEvent::Fatal(format!("the Kafka client is beyond repair: {code}")))
             }
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => self.tell(PollEvent::OutOfRange),
-            other => {
-                metrics::client_error();
-                warn!(error = %other, "Kafka client");
-            }
+            // It recovers by itself. The context's callback has counted and logged the same error, with the reason that is missing here.
+            _ => {}
         }
     }
 

@@ -11,9 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rdkafka::bindings::rd_kafka_resp_err_t as Code;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::KafkaError;
 use rdkafka::{ClientContext, TopicPartitionList};
 use tracing::error;
+
+use crate::pipeline::client_log::ClientLog;
 
 /// One thing librdkafka asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +38,7 @@ pub enum Rebalance {
 pub struct Rebalances {
     asked: Mutex<Vec<Rebalance>>,
     closing: AtomicBool,
+    log: ClientLog,
 }
 
 impl Rebalances {
@@ -52,7 +57,15 @@ impl Rebalances {
     }
 }
 
-impl ClientContext for Rebalances {}
+impl ClientContext for Rebalances {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        ClientLog::line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.log.error(&error, reason);
+    }
+}
 
 impl ConsumerContext for Rebalances {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, code: Code, list: &mut TopicPartitionList) {

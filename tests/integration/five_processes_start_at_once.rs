@@ -4,16 +4,11 @@
 use std::collections::BTreeSet;
 use std::thread;
 
-use crate::support::{Database, Engine, Order, Topic, World, assert_charged_once, eventually, eventually_equal, stub, unique_name};
-
-fn world_without_tables(partitions: i32) -> World {
-    let name = unique_name();
-    World { topic: Topic::create(&name, partitions), database: Database::empty(&name), group: format!("group-{name}") }
-}
+use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal, stub};
 
 #[test]
 fn five_processes_that_migrate_at_once_all_succeed_and_one_of_them_does_it() {
-    let world = world_without_tables(1);
+    let world = World::without_tables(1);
     let said: Vec<String> = thread::scope(|scope| {
         let running: Vec<_> = (0..5).map(|_| scope.spawn(|| world.onceward(&["migrate"]))).collect();
         let ended = running.into_iter().map(|running| running.join().expect("it runs"));
@@ -31,7 +26,7 @@ fn five_processes_that_migrate_at_once_all_succeed_and_one_of_them_does_it() {
 
 #[test]
 fn five_services_that_start_at_once_on_an_empty_database_share_the_work() {
-    let (world, stub) = (world_without_tables(5), stub());
+    let (world, stub) = (World::without_tables(5), stub());
     let orders = Order::some(250);
     world.topic.send(orders.iter().map(Order::message));
     let mut engines: Vec<Engine> = (0..5).map(|_| world.engine().provider(&stub.url()).launch()).collect();

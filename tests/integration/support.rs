@@ -51,9 +51,19 @@ impl World {
     /// With a topic of so many partitions.
     pub fn with_partitions(partitions: i32) -> Self {
         let name = unique_name();
+        Self::in_database(&name, Database::migrated(&name), partitions)
+    }
+
+    /// Whose database has no tables yet.
+    pub fn without_tables(partitions: i32) -> Self {
+        let name = unique_name();
+        Self::in_database(&name, Database::empty(&name), partitions)
+    }
+
+    fn in_database(name: &str, database: Database, partitions: i32) -> Self {
         Self {
-            topic: Topic::create(&name, partitions),
-            database: Database::migrated(&name),
+            topic: Topic::create(name, partitions),
+            database,
             provider: ProviderStub::start(provider_stub::Options::default()).expect("a provider"),
             group: format!("group-{name}"),
         }

@@ -75,6 +75,11 @@ impl EngineBuilder {
         self
     }
 
+    /// Charges at this address.
+    pub fn provider(self, url: &str) -> Self {
+        self.set("provider.kind", "http").set("provider.url", url)
+    }
+
     /// Leaves the provider out: the rows are written, and nobody is called.
     pub fn without_provider(self) -> Self {
         self.set("provider.kind", "none").unset("provider.url")
