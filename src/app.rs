@@ -129,7 +129,6 @@ async fn serve_until<H: Handler>(
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
 fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
-    let death = fatal.notice("PaymentActor");
     let ProviderConfig {
         kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, ..
     } = config.provider.clone();
@@ -145,12 +144,14 @@ fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store)
         ProviderKind::Http => {
             let url = url.context("provider.url is missing")?.to_string();
             let token = token.map(|token| token.expose().to_owned());
-            Some(Client::new(&provider::Settings { url, token, call_timeout, max_in_flight, profile: profile.clone() })?)
+            let client = Client::new(&provider::Settings { url, token, call_timeout, max_in_flight, profile: profile.clone() })?;
+            // Only for an actor that lives: a notice that is dropped asks for the end of the process.
+            Some((client, fatal.notice("PaymentActor")))
         }
     };
     Ok(move |store: &Store| match client {
         None => Billing::without_provider(),
-        Some(client) => Billing::charging(store, PaymentActor::start(client, max_in_flight, death), profile),
+        Some((client, death)) => Billing::charging(store, PaymentActor::start(client, max_in_flight, death), profile),
     })
 }
 
