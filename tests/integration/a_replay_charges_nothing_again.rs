@@ -7,22 +7,23 @@ use std::collections::BTreeMap;
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Rule};
 
-use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal, stub};
+use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal};
 
 // R-KFK-IDEM-2, R-KFK-IDEM-3
 #[test]
 fn the_group_reset_to_the_beginning_applies_and_charges_nothing_again() {
-    let (world, stub) = (World::new(), stub());
+    let world = World::new();
+    let stub = &world.provider;
     let mut orders = Order::some(300);
     world.topic.send(orders.iter().map(Order::message));
-    let engine = world.engine().provider(&stub.url()).start();
+    let engine = world.engine().start();
     eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
     assert!(engine.terminate().success());
     let rows = world.database.rows("SELECT p, p.xmin FROM payment AS p ORDER BY event_id");
 
     world.topic.reset_to_the_beginning(&world.group);
     assert_eq!(world.topic.lag(&world.group), 300);
-    let engine = world.engine().provider(&stub.url()).start();
+    let engine = world.engine().start();
     eventually_equal("all is read once more", 0, || world.topic.lag(&world.group));
     assert_eq!(events(&engine, "duplicate"), 300.0);
     assert_eq!(events(&engine, "applied"), 0.0);
@@ -33,16 +34,17 @@ fn the_group_reset_to_the_beginning_applies_and_charges_nothing_again() {
     world.topic.send([new.message()]);
     eventually_equal("new records are applied", 0, || world.topic.lag(&world.group));
     orders.push(new);
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }
 
 // CASES B10
 #[test]
 fn the_group_whose_offsets_are_gone_resumes_at_our_frontier() {
-    let (world, stub) = (World::new(), stub());
+    let world = World::new();
+    let stub = &world.provider;
     let mut orders = Order::some(300);
     world.topic.send(orders.iter().map(Order::message));
-    let engine = world.engine().provider(&stub.url()).start();
+    let engine = world.engine().start();
     eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
     assert!(engine.terminate().success());
 
@@ -51,18 +53,19 @@ fn the_group_whose_offsets_are_gone_resumes_at_our_frontier() {
     let while_off = Order::some(10);
     world.topic.send(while_off.iter().map(Order::message));
     // Were the frontier not asked, "latest" would lose these and "earliest" read the rest once more.
-    let engine = world.engine().provider(&stub.url()).set("kafka.start", "latest").start();
+    let engine = world.engine().set("kafka.start", "latest").start();
     orders.extend(while_off);
     eventually_equal("what came while it was off is applied", 310, || world.database.count("SELECT count(*) FROM payment"));
     assert_eq!(events(&engine, "duplicate"), 0.0);
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }
 
 // R-KFK-CONS-X1
 #[test]
 fn nothing_is_committed_to_kafka_before_its_transaction() {
-    let (world, stub) = (World::with_partitions(2), stub());
-    let engine = world.engine().provider(&stub.url()).patient().start();
+    let world = World::with_partitions(2);
+    let stub = &world.provider;
+    let engine = world.engine().patient().start();
     let orders = Order::some(3);
     world.topic.send([orders[0].message().partition(0)]);
     eventually_equal("the first is committed", BTreeMap::from([(0, 1)]), || world.topic.committed(&world.group));
@@ -77,9 +80,9 @@ fn nothing_is_committed_to_kafka_before_its_transaction() {
     engine.kill();
     assert_eq!(world.topic.committed(&world.group), only_settled);
 
-    let _engine = world.engine().provider(&stub.url()).start();
+    let _engine = world.engine().start();
     eventually_equal("the second is settled", BTreeMap::from([(0, 2), (1, 1)]), || world.topic.committed(&world.group));
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }
 
 // CASES A07

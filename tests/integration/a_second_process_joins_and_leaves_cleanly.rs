@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::support::{Engine, Order, RaisedAtTheEnd, World, assert_charged_once, eventually, eventually_equal, stub};
+use crate::support::{Engine, Order, RaisedAtTheEnd, World, assert_charged_once, eventually, eventually_equal};
 
 #[test]
 fn with_range_every_event_is_applied_once_and_partitions_move_there_and_back() {
@@ -20,8 +20,9 @@ fn with_cooperative_sticky_every_event_is_applied_once_and_partitions_move_there
 // CASES H01
 fn joins_and_leaves(assignor: &str) {
     const PARTITIONS: i64 = 6;
-    let (world, stub) = (World::with_partitions(6), stub());
-    let start = || world.engine().provider(&stub.url()).assignor(assignor).start();
+    let world = World::with_partitions(6);
+    let stub = &world.provider;
+    let start = || world.engine().assignor(assignor).start();
     let over = AtomicBool::new(false);
     let orders = thread::scope(|scope| {
         let end = RaisedAtTheEnd(&over);
@@ -63,7 +64,7 @@ fn joins_and_leaves(assignor: &str) {
         orders
     });
     assert_eq!(world.database.count("SELECT count(*) FROM payment"), i64::try_from(orders.len()).expect("few"));
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }
 
 /// Orders in all partitions without a pause.

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use onceward::lab::process::exit_code;
 
-use crate::support::{Database, Order, Topic, World, stub, unique_name};
+use crate::support::{Database, Order, Topic, World, eventually_equal, unique_name};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -73,14 +73,26 @@ fn other_client_options_pass_and_the_engine_works_with_them() {
     let world = World::with_partitions(1);
     let engine = world.engine().set("kafka.options.fetch.wait.max.ms", "20").set("kafka.options.client.id", "teller-7").start();
     world.topic.send([Order::new().message()]);
-    crate::support::eventually_equal("it is committed", 0, || world.topic.lag(&world.group));
+    eventually_equal("it is committed", 0, || world.topic.lag(&world.group));
+    assert!(engine.terminate().success());
+}
+
+#[test]
+fn without_a_provider_the_engine_writes_its_rows_and_calls_nobody() {
+    let world = World::with_partitions(1);
+    let engine = world.engine().without_provider().start();
+    world.topic.send([Order::new().message()]);
+    eventually_equal("it is committed", 0, || world.topic.lag(&world.group));
+    assert_eq!(world.database.count("SELECT count(*) FROM payment"), 1);
+    assert_eq!(world.provider.calls().connections, 0);
     assert!(engine.terminate().success());
 }
 
 #[test]
 fn check_finds_nothing_in_a_good_set_up_and_changes_nothing() {
-    let (world, stub) = (World::with_partitions(4), stub());
-    let output = world.engine().provider(&stub.url()).run_to_end(&["check"]);
+    let world = World::with_partitions(4);
+    let stub = &world.provider;
+    let output = world.engine().run_to_end(&["check"]);
     assert_eq!(exit_code(output.status), 0, "{}{}", stdout(&output), stderr(&output));
     let said = stdout(&output);
     let words: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();

@@ -14,7 +14,7 @@ use onceward::record::Record;
 use onceward::store::{DbError, Session};
 use tokio::sync::oneshot;
 
-use crate::support::{Order, World, assert_charged_once, eventually, eventually_equal, stub};
+use crate::support::{Order, World, assert_charged_once, eventually, eventually_equal};
 
 /// Notes that a customer is to be told of an order: no provider, no amounts, a table of its own.
 #[derive(Default)]
@@ -82,14 +82,15 @@ impl Inside {
 // R-KFK-IDEM-2, R-KFK-IDEM-3
 #[test]
 fn billing_and_a_log_of_notifications_each_apply_every_event_once() {
-    let (world, stub) = (World::new(), stub());
+    let world = World::new();
+    let stub = &world.provider;
     world.database.execute(TABLE);
     let orders = Order::some(200);
     world.topic.send(orders.iter().map(Order::message));
     world.topic.send(orders.iter().step_by(4).map(|order| order.message().partition(2)));
 
     let notifying = format!("{}-notifications", world.group);
-    let billing = world.engine().provider(&stub.url()).start();
+    let billing = world.engine().start();
     let config = world.engine().set("kafka.group", notifying.as_str()).set("admin.listen", "127.0.0.1:0").load();
     let inside = Inside::start(config, Notifications::default());
     for group in [&world.group, &notifying] {
@@ -100,7 +101,7 @@ fn billing_and_a_log_of_notifications_each_apply_every_event_once() {
     let row = |rows: Vec<Vec<Option<String>>>| rows.concat().into_iter().flatten().collect::<Vec<_>>();
     assert_eq!(row(world.database.rows(&format!("{each_once} notification"))), ["200", "200"]);
     assert_eq!(row(world.database.rows(&format!("{each_once} payment"))), ["200", "200"]);
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
     let claims = "SELECT count(*) FROM processed_event GROUP BY consumer_group";
     assert_eq!(world.database.column(claims), ["200", "200"], "one claim per event and group");
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::thread;
 
-use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal, stub};
+use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal};
 
 #[test]
 fn five_processes_that_migrate_at_once_all_succeed_and_one_of_them_does_it() {
@@ -26,10 +26,11 @@ fn five_processes_that_migrate_at_once_all_succeed_and_one_of_them_does_it() {
 
 #[test]
 fn five_services_that_start_at_once_on_an_empty_database_share_the_work() {
-    let (world, stub) = (World::without_tables(5), stub());
+    let world = World::without_tables(5);
+    let stub = &world.provider;
     let orders = Order::some(250);
     world.topic.send(orders.iter().map(Order::message));
-    let mut engines: Vec<Engine> = (0..5).map(|_| world.engine().provider(&stub.url()).launch()).collect();
+    let mut engines: Vec<Engine> = (0..5).map(|_| world.engine().launch()).collect();
     for engine in &mut engines {
         eventually("it is ready", || {
             assert_eq!(engine.exit_now(), None, "it ended instead of becoming ready");
@@ -47,5 +48,5 @@ fn five_services_that_start_at_once_on_an_empty_database_share_the_work() {
     eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
     assert_eq!(world.database.count("SELECT count(*) FROM retention"), 1, "one floor");
     assert_eq!(world.database.count("SELECT count(*) FROM payment"), 250);
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }

@@ -6,7 +6,7 @@ use std::thread;
 
 use onceward::lab::provider_stub::{Act, Rule};
 
-use crate::support::{Order, RaisedAtTheEnd, World, assert_charged_once, eventually, eventually_equal, stub};
+use crate::support::{Order, RaisedAtTheEnd, World, assert_charged_once, eventually, eventually_equal};
 
 /// Sessions of the engine whose transaction has claimed.
 const CLAIMING: &str = "SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity AS session USING (pid)
@@ -15,7 +15,8 @@ const CLAIMING: &str = "SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_ac
 
 #[test]
 fn twelve_partitions_with_work_open_two_transactions_when_two_are_allowed() {
-    let (world, stub) = (World::with_partitions(12), stub());
+    let world = World::with_partitions(12);
+    let stub = &world.provider;
     let orders = Order::some(120);
     world.topic.send(orders.iter().zip(0..).map(|(order, n)| order.message().partition(n % 12)));
     stub.script([Rule::always(Act::Delay { ms: 40 })]);
@@ -32,20 +33,21 @@ fn twelve_partitions_with_work_open_two_transactions_when_two_are_allowed() {
             most
         });
         // One event a batch, so that the calls in flight are the transactions that are open.
-        let _engine = world.engine().provider(&stub.url()).concurrency(2).set("pipeline.batch_max", 1).start();
+        let _engine = world.engine().concurrency(2).set("pipeline.batch_max", 1).start();
         eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
         drop(end);
         sampler.join().expect("a number")
     });
     assert_eq!(stub.calls().max_in_flight, 2, "as the provider saw it");
     assert_eq!(most_seen, 2, "as the database saw it");
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }
 
 #[test]
 fn two_partitions_that_wait_for_the_provider_hold_up_the_others_and_nothing_else() {
-    let (world, stub) = (World::with_partitions(12), stub());
-    let engine = world.engine().provider(&stub.url()).patient().concurrency(2).start();
+    let world = World::with_partitions(12);
+    let stub = &world.provider;
+    let engine = world.engine().patient().concurrency(2).start();
     let orders = Order::some(12);
     stub.script([Rule::always(Act::Hold).times(2)]);
     world.topic.send(orders.iter().zip(0..).map(|(order, n)| order.message().partition(n)));
@@ -56,5 +58,5 @@ fn two_partitions_that_wait_for_the_provider_hold_up_the_others_and_nothing_else
     assert!(engine.is_ready());
     stub.release();
     eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
 }

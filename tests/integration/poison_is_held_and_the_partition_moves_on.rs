@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::{Builder, Uuid};
 
-use crate::support::{Message, Order, World, assert_charged_once, eventually_equal, stub};
+use crate::support::{Message, Order, World, assert_charged_once, eventually_equal};
 
 /// A record that must be held: its payload, and why.
 struct Poison {
@@ -18,7 +18,8 @@ struct Poison {
 // R-KFK-IDEM-1: an id that is no UUID v7 is none. CASES E12 F08 E09
 #[test]
 fn every_poison_is_held_with_its_reason_and_its_bytes_and_the_next_record_is_applied() {
-    let (world, stub) = (World::with_partitions(1), stub());
+    let world = World::with_partitions(1);
+    let stub = &world.provider;
     let good = Order::some(2);
     let poison = poison();
     world.topic.send([good[0].message().partition(0)]);
@@ -27,10 +28,10 @@ fn every_poison_is_held_with_its_reason_and_its_bytes_and_the_next_record_is_app
         None => Message::tombstone().partition(0),
     }));
     world.topic.send([good[1].message().partition(0)]);
-    let engine = world.engine().provider(&stub.url()).start();
+    let engine = world.engine().start();
     eventually_equal("the partition has moved on", 0, || world.topic.lag(&world.group));
 
-    assert_charged_once(&stub, &good);
+    assert_charged_once(stub, &good);
     assert_eq!(world.database.count("SELECT count(*) FROM held_event"), i64::try_from(poison.len()).expect("few"));
     for (poison, offset) in poison.iter().zip(1..) {
         let held = &world.database.rows(&format!(
@@ -51,17 +52,18 @@ fn every_poison_is_held_with_its_reason_and_its_bytes_and_the_next_record_is_app
     // Read again from the beginning it is held still, once.
     assert!(engine.terminate().success());
     world.topic.reset_to_the_beginning(&world.group);
-    let _engine = world.engine().provider(&stub.url()).start();
+    let _engine = world.engine().start();
     eventually_equal("the partition has moved on once more", 0, || world.topic.lag(&world.group));
     assert_eq!(world.database.count("SELECT count(*) FROM held_event"), i64::try_from(poison.len()).expect("few"));
-    assert_charged_once(&stub, &good);
+    assert_charged_once(stub, &good);
 }
 
 // CASES A15
 #[test]
 fn headers_that_no_text_type_takes_stop_nothing_and_are_held_byte_for_byte() {
-    let (world, stub) = (World::with_partitions(1), stub());
-    let _engine = world.engine().provider(&stub.url()).start();
+    let world = World::with_partitions(1);
+    let stub = &world.provider;
+    let _engine = world.engine().start();
     let good = Order::some(4);
     world.topic.send_with_raw_header(0, good[0].json().as_bytes(), b"\xff\xfe", Some(b"\xff"));
     world.topic.send_with_raw_header(0, b"{", b"\xff\xfe", None);
@@ -86,7 +88,7 @@ fn headers_that_no_text_type_takes_stop_nothing_and_are_held_byte_for_byte() {
     ]);
     eventually_equal("the partition has moved on", 0, || world.topic.lag(&world.group));
 
-    assert_charged_once(&stub, &good);
+    assert_charged_once(stub, &good);
     let held = world.database.column("SELECT encode(headers, 'hex') FROM held_event ORDER BY source_offset");
     let some = Some(&b"v"[..]);
     let expected = [

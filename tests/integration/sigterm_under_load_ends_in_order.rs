@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Rule};
 
-use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal, stub};
+use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal};
 
 // CASES F18
 #[test]
@@ -24,12 +24,13 @@ fn so_does_sigint() {
 fn ends_in_order(signal: Signal) {
     /// `pipeline.drain_ms` of the tests.
     const DRAIN: Duration = Duration::from_secs(5);
-    let (world, stub) = (World::new(), stub());
+    let world = World::new();
+    let stub = &world.provider;
     stub.script([Rule::always(Act::Delay { ms: 20 })]);
     let orders = Order::some(1_000);
     world.topic.send(orders.iter().map(Order::message));
     // Small batches and few calls at once, so that the stop comes in the middle.
-    let start = || world.engine().provider(&stub.url()).set("pipeline.batch_max", 40).set("provider.max_in_flight", 8).start();
+    let start = || world.engine().set("pipeline.batch_max", 40).set("provider.max_in_flight", 8).start();
     let mut engine: Engine = start();
     eventually("it works", || world.database.count("SELECT count(*) FROM payment") > 100);
 
@@ -47,7 +48,7 @@ fn ends_in_order(signal: Signal) {
     let engine = start();
     eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 0.0, "nothing was read twice");
-    assert_charged_once(&stub, &orders);
+    assert_charged_once(stub, &orders);
     assert_eq!(stub.calls().posts, 1_000, "nobody was asked twice");
 }
 

@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 pub use database::{Database, Session};
 pub use engine::{Engine, EngineBuilder};
-pub use ledger::{assert_charged_once, charges, stub};
+pub use ledger::{assert_charged_once, charges};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal};
 pub use topic::{Message, Topic};

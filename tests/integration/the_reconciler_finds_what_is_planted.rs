@@ -10,26 +10,25 @@ use onceward::lab::process::{TempFolder, exit_code};
 use onceward::lab::provider_stub::{Act, ProviderStub, Rule};
 use serde_json::{Value, json};
 
-use crate::support::{Message, World, eventually_equal, stub};
+use crate::support::{Message, World, eventually_equal};
 
 /// A run that went well: 200 records of the producer with repeats among them, two that are no event, some declined.
 struct Run {
     world: World,
-    stub: ProviderStub,
     folder: TempFolder,
 }
 
 impl Run {
     fn new() -> Self {
-        let run = Self { world: World::new(), stub: stub(), folder: TempFolder::new("audit").expect("a folder") };
-        run.stub.script([Rule::for_share(100, 7, Act::declined())]);
+        let run = Self { world: World::new(), folder: TempFolder::new("audit").expect("a folder") };
+        run.world.provider.script([Rule::for_share(100, 7, Act::declined())]);
         let log = run.log();
         let words = ["produce", "--count", "200", "--duplicates", "20", "--elsewhere", "50", "--first-order", "1", "--log", &log];
         assert!(run.world.onceward(&words).status.success());
         let poison = run.folder.path().join("poison");
         fs::write(&poison, "no event\n{}\n").expect("a file");
         assert!(run.world.onceward(&["produce", "--file", &poison.display().to_string(), "--log", &log]).status.success());
-        let engine = run.world.engine().provider(&run.stub.url()).start();
+        let engine = run.world.engine().start();
         eventually_equal("all is committed", 0, || run.world.topic.lag(&run.world.group));
         assert!(engine.terminate().success());
         run
@@ -42,7 +41,7 @@ impl Run {
 
     /// Exit code, the numbers, and what does not add up.
     fn audit(&self) -> (u8, Value, String) {
-        let words = ["audit", "--log", &self.log(), "--ledger", &self.stub.url(), "--format", "json"];
+        let words = ["audit", "--log", &self.log(), "--ledger", &self.world.provider.url(), "--format", "json"];
         let output = self.world.onceward(&words);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let numbers = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
@@ -72,10 +71,10 @@ fn a_run_that_went_well_adds_up() {
 fn one_charge_of_the_same_order_under_another_key_is_a_double_charge() {
     let run = Run::new();
     let id = run.charged();
-    let entry = run.stub.ledger().into_iter().find(|entry| entry.idempotency_key == id).expect("it was charged");
-    run.stub.clear_script();
+    let entry = run.world.provider.ledger().into_iter().find(|entry| entry.idempotency_key == id).expect("it was charged");
+    run.world.provider.clear_script();
     let body = format!(r#"{{"orderId":{},"amount":{},"currency":"{}"}}"#, entry.order_id, entry.amount, entry.currency);
-    post_charge(&run.stub, &uuid::Uuid::now_v7().to_string(), &body);
+    post_charge(&run.world.provider, &uuid::Uuid::now_v7().to_string(), &body);
     let (code, numbers, said) = run.audit();
     assert_eq!(code, 1, "{said}{numbers}");
     assert_eq!((&numbers["double_charges"], &numbers["lost"]), (&json!(1), &json!(0)), "{said}");
@@ -86,11 +85,11 @@ fn one_charge_of_the_same_order_under_another_key_is_a_double_charge() {
 fn one_charge_more_under_a_key_that_the_provider_has_forgotten_is_a_double_charge() {
     let run = Run::new();
     let id = run.charged();
-    let entry = run.stub.ledger().into_iter().find(|entry| entry.idempotency_key == id).expect("it was charged");
-    run.stub.clear_script();
-    run.stub.forget_keys();
+    let entry = run.world.provider.ledger().into_iter().find(|entry| entry.idempotency_key == id).expect("it was charged");
+    run.world.provider.clear_script();
+    run.world.provider.forget_keys();
     let body = format!(r#"{{"orderId":{},"amount":{},"currency":"{}"}}"#, entry.order_id, entry.amount, entry.currency);
-    post_charge(&run.stub, &id, &body);
+    post_charge(&run.world.provider, &id, &body);
     let (code, numbers, said) = run.audit();
     assert_eq!(code, 1, "{said}{numbers}");
     assert_eq!((&numbers["double_charges"], &numbers["lost"]), (&json!(1), &json!(0)), "{said}");
@@ -116,10 +115,10 @@ fn a_loss_and_a_double_charge_do_not_cancel_out() {
     let sql = format!("DELETE FROM payment WHERE event_id = '{id}'; DELETE FROM processed_event WHERE event_id = '{id}'");
     run.world.database.execute(&sql);
     let other = run.charged();
-    let entry = run.stub.ledger().into_iter().find(|entry| entry.idempotency_key == other).expect("it was charged");
-    run.stub.clear_script();
+    let entry = run.world.provider.ledger().into_iter().find(|entry| entry.idempotency_key == other).expect("it was charged");
+    run.world.provider.clear_script();
     let body = format!(r#"{{"orderId":{},"amount":{},"currency":"{}"}}"#, entry.order_id, entry.amount, entry.currency);
-    post_charge(&run.stub, &uuid::Uuid::now_v7().to_string(), &body);
+    post_charge(&run.world.provider, &uuid::Uuid::now_v7().to_string(), &body);
     let (code, numbers, said) = run.audit();
     assert_eq!(code, 1, "{said}{numbers}");
     assert_eq!((&numbers["double_charges"], &numbers["lost"]), (&json!(1), &json!(1)), "{said}");

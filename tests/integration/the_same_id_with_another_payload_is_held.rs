@@ -2,13 +2,14 @@
 //! provider would be asked for another charge under a key it knows. It is held as a conflict, for a person. What differs only in
 //! spelling is a duplicate, or every pretty-printer between producer and topic would fill the table.
 
-use crate::support::{Message, Order, World, assert_charged_once, eventually_equal, stub};
+use crate::support::{Message, Order, World, assert_charged_once, eventually_equal};
 
 // CASES F03
 #[test]
 fn another_amount_under_a_known_id_is_held_as_a_conflict_and_nobody_is_charged() {
-    let (world, stub) = (World::with_partitions(1), stub());
-    let engine = world.engine().provider(&stub.url()).start();
+    let world = World::with_partitions(1);
+    let stub = &world.provider;
+    let engine = world.engine().start();
     let order = Order::new();
     world.topic.send([order.message()]);
     eventually_equal("the first is paid", 1, || world.database.count("SELECT count(*) FROM payment"));
@@ -24,7 +25,7 @@ fn another_amount_under_a_known_id_is_held_as_a_conflict_and_nobody_is_charged()
         [offset, &order.event_id.to_string(), "conflict", "parked", "f", &order.json()].map(str::to_owned).to_vec()
     };
     assert_eq!(held, [row("1", &dearer), row("2", &foreign)]);
-    assert_charged_once(&stub, [&order, &next]);
+    assert_charged_once(stub, [&order, &next]);
     assert_eq!(stub.calls().bodies_changed, 0);
     assert_eq!(world.database.text(&format!("SELECT amount FROM payment WHERE event_id = '{}'", order.event_id)), "10.00");
     eventually_equal("the metric shows them", 2.0, || {
@@ -35,13 +36,14 @@ fn another_amount_under_a_known_id_is_held_as_a_conflict_and_nobody_is_charged()
 // CASES F03: the conflict stands in the same batch as the event it contradicts.
 #[test]
 fn two_payloads_of_one_id_in_one_batch_charge_the_first_and_hold_the_second() {
-    let (world, stub) = (World::with_partitions(1), stub());
+    let world = World::with_partitions(1);
+    let stub = &world.provider;
     let first = Order::new();
     let second = first.clone().amount("99.00");
     world.topic.send([first.message(), second.message(), first.message()].map(|message| message.partition(0)));
-    let engine = world.engine().provider(&stub.url()).start();
+    let engine = world.engine().start();
     eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
-    assert_charged_once(&stub, [&first]);
+    assert_charged_once(stub, [&first]);
     assert_eq!(world.database.column("SELECT source_offset FROM held_event WHERE reason = 'conflict'"), ["1"]);
     assert_eq!(world.database.text("SELECT amount FROM payment"), "10.00");
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 1.0);

@@ -2,14 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use onceward::lab::provider_stub::{LedgerStatus, Options, ProviderStub};
+use onceward::lab::provider_stub::{LedgerStatus, ProviderStub};
 
 use super::Order;
-
-/// An honest provider, until it is given a script.
-pub fn stub() -> ProviderStub {
-    ProviderStub::start(Options::default()).expect("the provider stub starts")
-}
 
 /// How often money moved under each key.
 pub fn charges(stub: &ProviderStub) -> BTreeMap<String, usize> {
