@@ -1,6 +1,7 @@
 //! Tests on a real Kafka and a real PostgreSQL; `scripts/test` starts both. Each file is a chapter, each test a sentence.
 
 mod a_crash_around_the_charge_leaves_one_charge;
+mod a_database_that_is_away_is_waited_for;
 mod a_duplicate_delivery_applies_once;
 mod a_replay_charges_nothing_again;
 mod a_second_process_joins_and_leaves_cleanly;
