@@ -5,6 +5,7 @@ mod a_database_that_is_away_is_waited_for;
 mod a_duplicate_delivery_applies_once;
 mod a_replay_charges_nothing_again;
 mod a_second_process_joins_and_leaves_cleanly;
+mod a_slow_provider_blocks_nothing_else;
 mod a_start_never_loses_a_record;
 mod a_wrong_set_up_is_refused_before_anything_is_read;
 mod an_answer_lost_after_the_charge_is_asked_for_again;
