@@ -25,3 +25,4 @@ mod the_key_and_the_bytes_of_a_charge_never_change;
 mod the_reconciler_finds_what_is_planted;
 mod the_same_id_with_another_payload_is_held;
 mod the_store;
+mod what_operators_look_at_tells_the_truth;
