@@ -201,7 +201,9 @@ mod tests {
             (b"23514", ErrorClass::Data),
             (b"42P01", ErrorClass::Schema),
             (b"0A000", ErrorClass::Schema),
-            (b"28P01", ErrorClass::Other),
+            (b"28P01", ErrorClass::Connection),
+            (b"58030", ErrorClass::Connection),
+            (b"P0001", ErrorClass::Other),
         ] {
             assert_eq!(class(code), expected, "{}", String::from_utf8_lossy(code));
         }
