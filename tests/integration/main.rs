@@ -1,18 +1,28 @@
 //! Tests on a real Kafka and a real PostgreSQL; `scripts/test` starts both. Each file is a chapter, each test a sentence.
 
+mod a_crash_around_the_charge_leaves_one_charge;
+mod a_database_that_is_away_is_waited_for;
 mod a_duplicate_delivery_applies_once;
+mod a_failed_event_is_tried_again_when_it_is_due;
+mod a_frozen_owner_charges_nothing_when_it_thaws;
 mod a_replay_charges_nothing_again;
 mod a_second_process_joins_and_leaves_cleanly;
+mod a_slow_provider_blocks_nothing_else;
 mod a_start_never_loses_a_record;
 mod a_wrong_set_up_is_refused_before_anything_is_read;
+mod an_answer_lost_after_the_charge_is_asked_for_again;
 mod another_handler_needs_nothing_but_the_trait;
+mod every_refusal_of_the_provider_has_its_consequence;
 mod five_processes_start_at_once;
 mod never_more_than_partition_concurrency_transactions_are_open;
+mod nobody_is_called_who_may_have_paid_already;
 mod poison_is_held_and_the_partition_moves_on;
 mod sigterm_under_load_ends_in_order;
 mod support;
 mod the_first_event_of_a_batch_fails_and_the_rest_commit;
 mod the_harness_itself;
+mod the_key_and_the_bytes_of_a_charge_never_change;
 mod the_reconciler_finds_what_is_planted;
 mod the_same_id_with_another_payload_is_held;
 mod the_store;
+mod what_operators_look_at_tells_the_truth;

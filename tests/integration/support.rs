@@ -7,11 +7,13 @@
 
 #![allow(dead_code, unused_imports, reason = "the tests decide which parts they need")]
 
+mod books;
 mod database;
 mod engine;
 mod ledger;
 mod orders;
 mod patience;
+mod proxy;
 mod raw_header;
 mod topic;
 
@@ -23,11 +25,13 @@ use onceward::lab::process;
 use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
+pub use books::assert_the_books_agree;
 pub use database::{Database, Session};
 pub use engine::{Engine, EngineBuilder};
 pub use ledger::{assert_charged_once, charges};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal};
+pub use proxy::Proxy;
 pub use topic::{Message, Topic};
 
 /// One test's own world.
