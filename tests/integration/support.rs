@@ -28,7 +28,7 @@ use uuid::Uuid;
 pub use books::assert_the_books_agree;
 pub use database::{Database, Session};
 pub use engine::{Engine, EngineBuilder};
-pub use ledger::{assert_charged_once, charges};
+pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal};
 pub use proxy::Proxy;

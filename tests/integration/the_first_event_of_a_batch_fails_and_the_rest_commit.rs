@@ -38,7 +38,7 @@ fn the_first_fails(act: Act) {
     engine.kill();
 
     world.topic.forget_group(&world.group);
-    assert!(charges(&stub).len() >= 9 && world.database.count("SELECT count(*) FROM payment") == 9);
+    assert!(charges(stub).len() >= 9 && world.database.count("SELECT count(*) FROM payment") == 9);
     stub.clear_script();
     let engine = world.engine().start();
     eventually_equal("the first is paid too", 10, || world.database.count("SELECT count(*) FROM payment"));

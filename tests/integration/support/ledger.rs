@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use onceward::lab::provider_stub::{LedgerStatus, ProviderStub};
+use onceward::lab::provider_stub::{LedgerStatus, Options, ProviderStub};
 
 use super::Order;
+
+/// An honest provider, until it is given a script: one more than the world has.
+pub fn stub() -> ProviderStub {
+    ProviderStub::start(Options::default()).expect("the provider stub starts")
+}
 
 /// How often money moved under each key.
 pub fn charges(stub: &ProviderStub) -> BTreeMap<String, usize> {
