@@ -62,7 +62,8 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("throughput: {error}");
+            let causes = std::iter::successors(error.source(), |&cause| cause.source());
+            eprintln!("throughput: {}", causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}")));
             ExitCode::FAILURE
         }
     }

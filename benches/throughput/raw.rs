@@ -13,11 +13,20 @@ use onceward::handler::Event as _;
 use onceward::record::{Epoch, SourceId};
 use onceward::store::batch_text::BatchText;
 use onceward::store::{Store, consumed_partitions, retention};
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
 
 use crate::{Result, block_on, settings};
+
+// The types that Diesel names as well when it prepares a statement.
+const INT4: Type = Type::INT4;
+const INT8: Type = Type::INT8;
+const TEXT: Type = Type::TEXT;
+const INT4S: Type = Type::INT4_ARRAY;
+const INT8S: Type = Type::INT8_ARRAY;
+const TEXTS: Type = Type::TEXT_ARRAY;
+const UUIDS: Type = Type::UUID_ARRAY;
 
 const GROUP: &str = "billing-order-confirmed";
 
@@ -115,10 +124,12 @@ impl Owner {
         tokio::spawn(connection);
         let text = BatchText::new(&settings(url).limits);
         Ok(Self {
-            fence: client.prepare(&text.fence).await?,
-            claim: client.prepare(&text.claim).await?,
-            insert_payments: client.prepare(&text.insert_payments).await?,
-            advance: client.prepare(&text.advance).await?,
+            fence: client.prepare_typed(&text.fence, &[INT4, INT8]).await?,
+            claim: client.prepare_typed(&text.claim, &[TEXT, INT4, UUIDS, INT8S, INT8S]).await?,
+            insert_payments: client
+                .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, TEXTS, TEXTS, TEXTS, TEXTS, INT4S])
+                .await?,
+            advance: client.prepare_typed(&text.advance, &[INT8, INT8, INT4, INT8]).await?,
             source: source.0,
             epoch: epoch.0,
             text,
