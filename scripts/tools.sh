@@ -1,4 +1,5 @@
 # Sourced by the other scripts: `need TOOL…` makes sure that the tools are there.
+# `kafka_jars` makes sure of Kafka and sets `jars`.
 # As root, what Debian has is installed; otherwise everything that is missing is named in one message, with exit code 69.
 
 need() {
@@ -53,4 +54,17 @@ package_of() {
   cargo) echo - ;; # Debian's is too old
   *) echo "$1" ;;
   esac
+}
+
+# Kafka's jars, copied once for each content of the pom; the folder's name is set last, so that a half copy is never used.
+kafka_jars() {
+  jars=${CARGO_TARGET_DIR:-target}/kafka-libs-$(cksum <tests/kafka/pom.xml | cut -d' ' -f1)
+  if [[ ! -d $jars ]]; then
+    echo "Fetching Kafka's jars" >&2
+    rm -rf "$jars.part"
+    mkdir -p "$jars.part"
+    mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory="$(realpath "$jars.part")"
+    mv "$jars.part" "$jars"
+  fi
+  jars=$(realpath "$jars")
 }

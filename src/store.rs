@@ -14,6 +14,9 @@ mod statement;
 mod tap;
 
 pub mod attempts;
+#[cfg(feature = "lab")]
+#[doc(hidden)]
+pub mod batch_text;
 pub mod consumed_partitions;
 pub mod dedup_key;
 pub mod held_events;

@@ -165,6 +165,16 @@ fn ownership(row: OwnershipRow, server: Server) -> Ownership {
     }
 }
 
+#[cfg(feature = "lab")]
+pub(super) fn fence_text() -> String {
+    super::statement::text(&LockOwnership { source: 0, epoch: 0 })
+}
+
+#[cfg(feature = "lab")]
+pub(super) fn advance_text() -> String {
+    super::statement::text(&Advance { next_offset: 0, digest: None, source: 0, epoch: 0 })
+}
+
 statement! {
     AskServer {} -> (BigInt, Integer) {
         "SELECT system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer

@@ -64,7 +64,11 @@ pub async fn insert(s: &mut Session, rows: &[PaymentRow]) -> Result<HashSet<Uuid
     if rows.is_empty() {
         return Ok(HashSet::new());
     }
-    let insert = Insert {
+    Ok(s.rows("insert_payments", insertion(rows)).await?.into_iter().collect())
+}
+
+fn insertion(rows: &[PaymentRow]) -> Insert<'_> {
+    Insert {
         event_ids: rows.iter().map(|row| row.event_id).collect(),
         order_ids: rows.iter().map(|row| row.order_id).collect(),
         customer_ids: rows.iter().map(|row| row.customer_id).collect(),
@@ -73,8 +77,7 @@ pub async fn insert(s: &mut Session, rows: &[PaymentRow]) -> Result<HashSet<Uuid
         statuses: rows.iter().map(|row| row.status.as_str()).collect(),
         charge_ids: rows.iter().map(|row| row.provider_charge_id.as_deref().map(storable)).collect(),
         attempts: rows.iter().map(|row| row.attempts).collect(),
-    };
-    Ok(s.rows("insert_payments", insert).await?.into_iter().collect())
+    }
 }
 
 /// The rows of `ids` that exist, in no order.
@@ -98,6 +101,11 @@ fn read(
     let amount = Money::from_decimal(&amount, currency).map_err(|fault| unreadable(&format!("its amount {fault}")))?;
     let status = PaymentStatus::from_word(&status).ok_or_else(|| unreadable("its status is unknown"))?;
     Ok(PaymentRow { event_id, order_id, customer_id, amount, status, provider_charge_id, attempts })
+}
+
+#[cfg(feature = "lab")]
+pub(super) fn insert_text() -> String {
+    super::statement::text(&insertion(&[]))
 }
 
 // Amounts travel as decimal text in both directions, so nothing between here and the table can round them.

@@ -87,6 +87,11 @@ pub async fn give_back(s: &mut Session, group: &str, ids: &[Uuid]) -> Result<(),
     Ok(())
 }
 
+#[cfg(feature = "lab")]
+pub(super) fn claim_text() -> String {
+    super::statement::text(&Claim { group: "", source: 0, event_ids: vec![], digests: vec![], offsets: vec![] })
+}
+
 // Sorted, so that two sessions which claim the same ids wait for each other in one order and never in a circle.
 statement! {
     Claim<'a> {

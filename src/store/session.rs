@@ -240,7 +240,7 @@ impl fmt::Debug for Session {
 
 impl TimeLimits {
     /// BEGIN and the limits in one flight. They end with the transaction, so that a transaction pooler may stand between.
-    fn begin(&self) -> String {
+    pub(super) fn begin(&self) -> String {
         // The server reads 0 as "no limit".
         let ms = |limit: Duration| limit.as_millis().max(1);
         format!(

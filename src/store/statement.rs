@@ -43,3 +43,12 @@ macro_rules! statement {
     };
 }
 pub(super) use statement;
+
+/// The text as it reaches the server.
+#[cfg(feature = "lab")]
+pub(super) fn text(statement: &impl diesel::query_builder::QueryFragment<diesel::pg::Pg>) -> String {
+    use diesel::query_builder::QueryBuilder;
+    let mut builder = diesel::pg::PgQueryBuilder::default();
+    statement.to_sql(&mut builder, &diesel::pg::Pg).expect("a statement of ours only pushes text and parameters");
+    builder.finish()
+}

@@ -154,7 +154,7 @@ async fn nobody_answering_is_the_connections_fault_and_a_busy_pool_is_not() {
     assert_eq!(error.class(), ErrorClass::Retry, "{error}");
 
     let nowhere = Store::connect(&settings(db.url().replace("/store_", "/not_store_")), 1).unwrap();
-    assert_class(&DbError::from(nowhere.claims.get().await.unwrap_err()), "3D000", ErrorClass::Other);
+    assert_class(&DbError::from(nowhere.claims.get().await.unwrap_err()), "3D000", ErrorClass::Connection);
     drop(store);
 }
 

@@ -1,0 +1,40 @@
+//! The statements of one batch as text, for a program that measures what the database alone does with them.
+//!
+//! In: nothing. Out: what the pipeline sends for a batch of new events without a provider, in its order. It owns nothing.
+//!
+//! Invariant: the text is made from the statements that the store runs; there is no copy that could differ.
+
+use super::{TimeLimits, consumed_partitions, payments, processed_events};
+
+/// In the order of the transaction.
+#[derive(Clone, Debug)]
+pub struct BatchText {
+    /// Without parameters.
+    pub begin: String,
+    /// `$1` source, `$2` epoch; next offset and floor come back.
+    pub fence: String,
+    /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; the new ids come back.
+    pub claim: String,
+    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; the new ids
+    /// come back.
+    pub insert_payments: String,
+    /// `$1` next offset, `$2` digest, `$3` source, `$4` epoch.
+    pub advance: String,
+    /// Without parameters.
+    pub commit: &'static str,
+}
+
+impl BatchText {
+    /// With these limits.
+    #[must_use]
+    pub fn new(limits: &TimeLimits) -> Self {
+        Self {
+            begin: limits.begin(),
+            fence: consumed_partitions::fence_text(),
+            claim: processed_events::claim_text(),
+            insert_payments: payments::insert_text(),
+            advance: consumed_partitions::advance_text(),
+            commit: "COMMIT",
+        }
+    }
+}
