@@ -160,7 +160,8 @@ fn replay_everything(story: &Story, stage: &mut Stage) -> Result<()> {
     ensure!(code == 0, "the engine ended with exit code {code} after SIGTERM");
     let calls = stage.provider.calls().posts;
     story.tell(format!(
-        "SIGTERM: it has finished what it had begun and ended by itself. The provider was called {calls} times so far."
+        "SIGTERM: it has finished what it had begun and ended by itself. The provider was called {} times so far.",
+        grouped(calls)
     ));
     stage.broker.rewind(stage::GROUP, stage::SESSION).context("setting the group back")?;
     stage.start_engine()?;

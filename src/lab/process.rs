@@ -67,13 +67,13 @@ pub fn spawn(mut command: Command, when_orphaned: Signal) -> io::Result<Child> {
     on_the_lasting_thread(move || command.spawn())?
 }
 
-/// From here on the kernel ends this process should its parent die, so that an orphaned test run does not go on.
+/// From here on the kernel sends us `signal` should our parent die, so that an orphaned test run does not go on.
 ///
 /// # Errors
 /// The operating system's.
-pub fn end_with_our_parent() -> io::Result<()> {
+pub fn end_with_our_parent(signal: Signal) -> io::Result<()> {
     // SAFETY: touches no memory of ours.
-    let set = on_the_lasting_thread(|| unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    let set = on_the_lasting_thread(move || unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal.number()) })?;
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -3,7 +3,8 @@
 //! In: a command. Out: its exit code. The command finds the services in `ONCEWARD_TEST_KAFKA` (bootstrap servers) and
 //! `ONCEWARD_TEST_DATABASE_URL` (a superuser's URL of an empty server). If we die here, all of it ends with us.
 //!
-//! Invariant: when this returns, nothing that it started runs, whatever ended it: the command, SIGINT, SIGTERM or SIGHUP.
+//! Invariant: when this returns, nothing that it started runs, whatever ended it: the command, SIGINT, SIGTERM, SIGHUP or its
+//! parent's death.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -56,6 +57,8 @@ async fn run(arguments: Arguments) -> Result<u8, Box<dyn std::error::Error>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
+
+    process::end_with_our_parent(Signal::Term)?; // a killed script leaves nothing behind either
 
     let options = postgres::Options {
         fsync: !arguments.no_fsync,
