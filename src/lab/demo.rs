@@ -147,8 +147,9 @@ fn kill_it_while_it_charges(story: &Story, stage: &mut Stage) -> Result<()> {
     let charged = ledger.iter().filter(|entry| entry.status == LedgerStatus::Charged);
     let unknown = charged.filter(|entry| !paid.contains(&entry.idempotency_key)).count();
     ensure!(unknown > 0, "the engine was not killed in the middle of anything");
+    let transactions = if open == 1 { "transaction" } else { "transactions" };
     story.tell(format!(
-        "SIGKILL, with {open} transactions open and a call on its way. The database knows {} payments,",
+        "SIGKILL, with {open} {transactions} open and a call on its way. The database knows {} payments,",
         grouped(paid.len() as u64)
     ));
     story.more(format!("and the provider has made {} charges that the database has never heard of.", grouped(unknown as u64)));

@@ -19,6 +19,7 @@ mod nobody_is_called_who_may_have_paid_already;
 mod poison_is_held_and_the_partition_moves_on;
 mod sigterm_under_load_ends_in_order;
 mod support;
+mod the_documents_name_what_exists;
 mod the_first_event_of_a_batch_fails_and_the_rest_commit;
 mod the_harness_itself;
 mod the_key_and_the_bytes_of_a_charge_never_change;
