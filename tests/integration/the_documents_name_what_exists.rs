@@ -15,8 +15,8 @@ fn every_test_and_function_that_a_document_names_is_there() {
             seen += 1;
             // The documents leave out the folder: tests are named from here, code also from `src`.
             let places = ["", "tests/integration", "src"].map(|folder| root.join(folder).join(path));
-            let defines = |place: &PathBuf| fs::read_to_string(place).is_ok_and(|code| defines(&code, name));
-            if !places.iter().any(defines) {
+            let has_it = |place: &PathBuf| fs::read_to_string(place).is_ok_and(|code| defines(&code, name));
+            if !places.iter().any(has_it) {
                 missing.push(format!("{}: {path}::{name}", document.display()));
             }
         }
@@ -38,7 +38,7 @@ fn collect(folder: &Path, documents: &mut Vec<PathBuf>) {
 /// Each `path.rs::name` of a text.
 fn references(text: &str) -> impl Iterator<Item = (&str, &str)> {
     const MARK: &str = ".rs::";
-    text.match_indices(MARK).map(|(at, _)| {
+    text.match_indices(MARK).map(move |(at, _)| {
         let is_path = |c: char| c.is_ascii_alphanumeric() || "_-/.".contains(c);
         let start = text[..at].trim_end_matches(is_path).len();
         let name = &text[at + MARK.len()..];
