@@ -147,6 +147,8 @@ impl<'a> Sender<'a> {
     const POLL_EVERY: u64 = 64;
     /// How long to wait for room in the client's queue before asking again.
     const FULL: Duration = Duration::from_millis(2);
+    /// How long a topic may be unknown before it counts as not there.
+    const NEW_TOPIC: Duration = Duration::from_secs(5);
 
     fn start(options: &'a Options) -> Result<Self, ProduceError> {
         if options.per_second == Some(0) {
@@ -166,10 +168,18 @@ impl<'a> Sender<'a> {
         Ok(Self { producer, options, started: Instant::now(), sent: 0, unsent: 0 })
     }
 
+    /// Brokers take a moment to tell of a topic that was just made.
     fn partitions(&self) -> Result<i32, ProduceError> {
-        let metadata = self.producer.client().fetch_metadata(Some(&self.options.topic), self.options.delivery_timeout)?;
-        let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
-        i32::try_from(partitions).ok().filter(|partitions| *partitions > 0).ok_or(ProduceError::Options("the topic does not exist"))
+        let deadline = self.started + self.options.delivery_timeout.min(Self::NEW_TOPIC);
+        loop {
+            let metadata = self.producer.client().fetch_metadata(Some(&self.options.topic), self.options.delivery_timeout)?;
+            let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
+            match i32::try_from(partitions) {
+                Ok(partitions) if partitions > 0 => return Ok(partitions),
+                _ if Instant::now() >= deadline => return Err(ProduceError::Options("the topic does not exist")),
+                _ => drop(self.producer.poll(Duration::from_millis(50))),
+            }
+        }
     }
 
     fn send(&mut self, outgoing: &Outgoing<'_>) {

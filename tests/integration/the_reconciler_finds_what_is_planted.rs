@@ -24,14 +24,19 @@ impl Run {
         run.world.provider.script([Rule::for_share(100, 7, Act::declined())]);
         let log = run.log();
         let words = ["produce", "--count", "200", "--duplicates", "20", "--elsewhere", "50", "--first-order", "1", "--log", &log];
-        assert!(run.world.onceward(&words).status.success());
+        run.produce(&words);
         let poison = run.folder.path().join("poison");
         fs::write(&poison, "no event\n{}\n").expect("a file");
-        assert!(run.world.onceward(&["produce", "--file", &poison.display().to_string(), "--log", &log]).status.success());
+        run.produce(&["produce", "--file", &poison.display().to_string(), "--log", &log]);
         let engine = run.world.engine().start();
         eventually_equal("all is committed", 0, || run.world.topic.lag(&run.world.group));
         assert!(engine.terminate().success());
         run
+    }
+
+    fn produce(&self, words: &[&str]) {
+        let output = self.world.onceward(words);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     fn log(&self) -> String {

@@ -69,7 +69,9 @@ impl Topic {
         let made = block_on(admin().create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
         assert_eq!(made, vec![Ok(name.to_owned())]);
         let producer = client().set("linger.ms", "1").set("acks", "all").create().expect("a producer");
-        Self { name: name.to_owned(), producer }
+        let topic = Self { name: name.to_owned(), producer };
+        topic.wait_until_known(usize::try_from(partitions).expect("a number of partitions"));
+        topic
     }
 
     pub fn name(&self) -> &str {
@@ -97,8 +99,12 @@ impl Topic {
     pub fn grow(&self, partitions: usize) {
         let grown = block_on(admin().create_partitions([&NewPartitions::new(&self.name, partitions)], &AdminOptions::new()));
         assert_eq!(grown.expect("the broker answers"), vec![Ok(self.name.clone())]);
-        // The producer refuses partitions that it has not heard of.
-        eventually("the producer knows the new partitions", || {
+        self.wait_until_known(partitions);
+    }
+
+    /// The broker has made partitions before it tells of them, and a producer refuses those that it has not heard of.
+    fn wait_until_known(&self, partitions: usize) {
+        eventually("the producer knows the partitions", || {
             let metadata = self.producer.client().fetch_metadata(Some(&self.name), LIMIT).expect("the broker answers");
             metadata.topics()[0].partitions().len() == partitions
         });
