@@ -177,7 +177,7 @@ impl<'a> Sender<'a> {
             match i32::try_from(partitions) {
                 Ok(partitions) if partitions > 0 => return Ok(partitions),
                 _ if Instant::now() >= deadline => return Err(ProduceError::Options("the topic does not exist")),
-                _ => drop(self.producer.poll(Duration::from_millis(50))),
+                _ => self.producer.poll(Duration::from_millis(50)),
             }
         }
     }
