@@ -80,8 +80,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// The postmaster is the parent of a session's process, the broker a Java program with the same parent. What runs elsewhere, or is
-    /// somebody else's, stays unknown.
+    /// The postmaster is named in its own file; the broker is the Java program with the same parent. What runs elsewhere stays unknown.
     pub fn find(url: &str) -> Result<Self> {
         let rows = postgres::query(url, "SELECT pg_read_file('postmaster.pid')")?;
         let file = rows.into_iter().flatten().flatten().next().unwrap_or_default();
