@@ -158,19 +158,24 @@ impl<H: Business> Supervisor<H> {
     /// Takes partitions over: bump, base, actor; then the poll thread is told to assign them all.
     fn assign(&mut self, generation: u64, partitions: Vec<i32>, ctx: &mut Context<Self>) {
         let takeovers: Vec<Takeover> = partitions.iter().map(|partition| self.begin(*partition, None)).collect();
-        let (workers, consumer, start) = (Arc::clone(&self.wiring.workers), self.wiring.consumer.clone(), self.wiring.start);
-        let offsets = self.wiring.offsets.clone();
-        let placed = async move {
-            let placed = Takeover::run_all(takeovers, workers.engine(), &consumer, start).await?;
-            track(&offsets, &placed).await;
-            Some(placed)
-        };
-        ctx.spawn(placed.into_actor(self).map(move |placed, actor, ctx| {
+        let placed = self.take_over(takeovers);
+        ctx.spawn(placed.into_actor(self).map(move |placed, actor, _| {
             let Some(placed) = placed else { return }; // revoked meanwhile
-            let routes = placed.into_iter().filter_map(|placed| actor.place(placed, ctx)).collect();
+            let routes = placed.into_iter().filter_map(|placed| actor.place(placed)).collect();
             let _ = actor.wiring.commands.send(Command::Assign { generation, routes });
             actor.wiring.readiness.set(Readiness::ASSIGNMENT);
         }));
+    }
+
+    /// Positions the partitions and makes them known to the OffsetActor; `None` when one was revoked meanwhile.
+    fn take_over(&self, takeovers: Vec<Takeover>) -> impl Future<Output = Option<Vec<Placed>>> + use<H> {
+        let (workers, consumer, start) = (Arc::clone(&self.wiring.workers), self.wiring.consumer.clone(), self.wiring.start);
+        let offsets = self.wiring.offsets.clone();
+        async move {
+            let placed = Takeover::run_all(takeovers, workers.engine(), &consumer, start).await?;
+            track(&offsets, &placed).await;
+            Some(placed)
+        }
     }
 
     /// Begins a start of the partition; `after` is the row and epoch that a compare-and-set must still find.
@@ -193,8 +198,7 @@ impl<H: Business> Supervisor<H> {
     }
 
     /// Starts the actor of a partition that is positioned, or says why it stands still. Out: the partition's route.
-    fn place(&mut self, placed: Placed, ctx: &mut Context<Self>) -> Option<(i32, NextOffset, Option<Route>)> {
-        let _ = ctx;
+    fn place(&mut self, placed: Placed) -> Option<(i32, NextOffset, Option<Route>)> {
         let Placed { partition, run, outcome, fallback } = placed;
         let owned = self.partitions.get_mut(&partition).filter(|owned| owned.run == run)?;
         match outcome {
@@ -255,20 +259,16 @@ impl<H: Business> Supervisor<H> {
     fn restart(&mut self, partition: i32, after: Option<(SourceId, Epoch)>, ctx: &mut Context<Self>) {
         let takeover = self.begin(partition, after);
         let run = takeover.run;
-        let (workers, consumer, start) = (Arc::clone(&self.wiring.workers), self.wiring.consumer.clone(), self.wiring.start);
-        let offsets = self.wiring.offsets.clone();
+        let taken_over = self.take_over(vec![takeover]);
         let placed = async move {
             actix::clock::sleep(RESTART_WAIT).await;
-            let placed = Takeover::run_all(vec![takeover], workers.engine(), &consumer, start).await?;
-            track(&offsets, &placed).await;
-            Some(placed)
+            taken_over.await
         };
         ctx.spawn(placed.into_actor(self).map(move |placed, actor, ctx| match placed {
             None => {} // revoked meanwhile
             Some(placed) if placed.is_empty() => actor.ask_whether_ours(partition, run, ctx),
             Some(placed) => {
-                for (partition, base, route) in placed.into_iter().filter_map(|placed| actor.place(placed, ctx)).collect::<Vec<_>>()
-                {
+                for (partition, base, route) in placed.into_iter().filter_map(|placed| actor.place(placed)).collect::<Vec<_>>() {
                     let _ = actor.wiring.commands.send(Command::Reposition { partition, base, route });
                 }
             }
