@@ -28,6 +28,9 @@ pub mod config;
 pub mod metrics;
 pub mod status;
 
+#[doc(hidden)]
+pub mod crash;
+
 #[cfg(feature = "lab")]
 pub mod lab;
 

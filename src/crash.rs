@@ -1,0 +1,192 @@
+//! Named places on a batch's way where a test can make the process die.
+//!
+//! In: `ONCEWARD_CRASH_POINTS`, a list such as `claimed:kill:3,committed:freeze` (point, what happens, at which passage; the first if
+//! none is named). Out: the process is killed, frozen, or the task panics. It owns the counts of passages.
+//!
+//! Invariant: without the feature `lab` a point is nothing, and without the variable it does nothing.
+
+/// A place between two steps of a batch; its name is what has just happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CrashPoint {
+    /// A partition's epoch was taken.
+    Bumped,
+    /// The attempts of an owner that is gone have become rows of their own.
+    LeftoversConverted,
+    /// A batch is decoded; nothing is in the database.
+    Decoded,
+    /// A missing day was made.
+    DayMade,
+    /// The ownership row is locked.
+    Fenced,
+    /// The claims are inserted.
+    Claimed,
+    /// Held events that are due are locked.
+    DueLocked,
+    /// The attempts are durable; nobody is called yet.
+    AttemptsOpened,
+    /// An answer of the provider has arrived; more may be on their way.
+    Answered,
+    /// The payment rows are inserted.
+    PaymentsWritten,
+    /// The attempts of what is paid are gone, the others kept.
+    AttemptsSettled,
+    /// The held rows are inserted.
+    HeldWritten,
+    /// The frontier is written; COMMIT comes next.
+    FrontierWritten,
+    /// COMMIT was answered.
+    Committed,
+    /// The OffsetActor knows.
+    Confirmed,
+    /// Kafka has taken an offset commit.
+    OffsetsCommitted,
+    /// A parked event was written to the dead-letter topic; its row does not say so yet.
+    Relayed,
+    /// An operator's request was read under the fence; nothing of it is done.
+    RequestRead,
+}
+
+impl CrashPoint {
+    /// Every point, in the order above.
+    pub const ALL: [Self; 18] = [
+        Self::Bumped,
+        Self::LeftoversConverted,
+        Self::Decoded,
+        Self::DayMade,
+        Self::Fenced,
+        Self::Claimed,
+        Self::DueLocked,
+        Self::AttemptsOpened,
+        Self::Answered,
+        Self::PaymentsWritten,
+        Self::AttemptsSettled,
+        Self::HeldWritten,
+        Self::FrontierWritten,
+        Self::Committed,
+        Self::Confirmed,
+        Self::OffsetsCommitted,
+        Self::Relayed,
+        Self::RequestRead,
+    ];
+
+    /// The word that arms it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Bumped => "bumped",
+            Self::LeftoversConverted => "leftovers_converted",
+            Self::Decoded => "decoded",
+            Self::DayMade => "day_made",
+            Self::Fenced => "fenced",
+            Self::Claimed => "claimed",
+            Self::DueLocked => "due_locked",
+            Self::AttemptsOpened => "attempts_opened",
+            Self::Answered => "answered",
+            Self::PaymentsWritten => "payments_written",
+            Self::AttemptsSettled => "attempts_settled",
+            Self::HeldWritten => "held_written",
+            Self::FrontierWritten => "frontier_written",
+            Self::Committed => "committed",
+            Self::Confirmed => "confirmed",
+            Self::OffsetsCommitted => "offsets_committed",
+            Self::Relayed => "relayed",
+            Self::RequestRead => "request_read",
+        }
+    }
+
+    /// Passes the point. Inert unless armed.
+    ///
+    /// # Panics
+    /// When it is armed with `panic`.
+    #[cfg(feature = "lab")]
+    pub fn passed(self) {
+        armed::pass(self);
+    }
+
+    /// Nothing: this build cannot be armed.
+    #[cfg(not(feature = "lab"))]
+    #[inline]
+    pub const fn passed(self) {}
+}
+
+#[cfg(feature = "lab")]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::CrashPoint;
+
+    /// The variable that arms points.
+    const VARIABLE: &str = "ONCEWARD_CRASH_POINTS";
+
+    struct Armed {
+        point: CrashPoint,
+        action: Action,
+        at: u32,
+        passages: AtomicU32,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Action {
+        Kill,
+        Freeze,
+        Panic,
+    }
+
+    static ARMED: OnceLock<Vec<Armed>> = OnceLock::new();
+
+    pub(super) fn pass(point: CrashPoint) {
+        // A test that arms nothing by a slip of the pen would pass for nothing: better to end at once.
+        let armed = ARMED.get_or_init(|| std::env::var(VARIABLE).map_or_else(|_| Vec::new(), |list| read(&list).expect(VARIABLE)));
+        for armed in armed.iter().filter(|armed| armed.point == point) {
+            if armed.passages.fetch_add(1, Ordering::Relaxed) + 1 == armed.at {
+                act(armed.action, point);
+            }
+        }
+    }
+
+    fn act(action: Action, point: CrashPoint) {
+        let signal = match action {
+            Action::Kill => libc::SIGKILL,
+            Action::Freeze => libc::SIGSTOP,
+            Action::Panic => panic!("crash point {}", point.as_str()),
+        };
+        // SAFETY: plain system calls on ourselves; no memory is shared with them.
+        unsafe { libc::kill(libc::getpid(), signal) };
+    }
+
+    fn read(list: &str) -> Result<Vec<Armed>, String> {
+        list.split(',').filter(|entry| !entry.is_empty()).map(read_one).collect()
+    }
+
+    fn read_one(entry: &str) -> Result<Armed, String> {
+        let mut parts = entry.split(':');
+        let point = parts.next().and_then(|name| CrashPoint::ALL.into_iter().find(|point| point.as_str() == name));
+        let action = match parts.next() {
+            Some("kill") => Some(Action::Kill),
+            Some("freeze") => Some(Action::Freeze),
+            Some("panic") => Some(Action::Panic),
+            Some(_) | None => None,
+        };
+        let at = parts.next().map_or(Some(1), |at| at.parse().ok().filter(|at| *at > 0));
+        match (point, action, at, parts.next()) {
+            (Some(point), Some(action), Some(at), None) => Ok(Armed { point, action, at, passages: AtomicU32::new(0) }),
+            _ => Err(format!("{entry:?} is no crash point: point:kill|freeze|panic[:passage]")),
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_list_is_read_whole_or_refused() {
+            let armed = read("claimed:kill:3,committed:freeze").unwrap();
+            let read_back: Vec<_> = armed.iter().map(|armed| (armed.point, armed.action, armed.at)).collect();
+            assert_eq!(read_back, [(CrashPoint::Claimed, Action::Kill, 3), (CrashPoint::Committed, Action::Freeze, 1)]);
+            for wrong in ["claim:kill", "claimed", "claimed:explode", "claimed:kill:0", "claimed:kill:1:2"] {
+                assert!(read(wrong).is_err(), "{wrong}");
+            }
+        }
+    }
+}
