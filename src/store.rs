@@ -30,7 +30,7 @@ use std::time::Duration;
 
 pub use self::error::{DbError, ErrorClass};
 pub use self::migrate::{MigrateError, migrate, schema_is_current};
-pub use self::session::{ConnectionAbort, Pool, Session, SessionManager, TimeLimits, TransactionError};
+pub use self::session::{ConnectionAbort, Pool, PooledSession, Session, SessionManager, TimeLimits, TransactionError};
 
 /// What the store must be told. It holds the password, so it shows itself without its URL.
 #[derive(Clone)]

@@ -29,10 +29,15 @@ const TEXTS: Type = Type::TEXT_ARRAY;
 const UUIDS: Type = Type::UUID_ARRAY;
 
 const GROUP: &str = "billing-order-confirmed";
+const PARTITIONS: usize = crate::engine::PARTITIONS as usize;
+
+/// A partition's row and the epoch of its owner.
+type Source = (SourceId, Epoch);
 
 /// The columns of one transaction.
 #[derive(Default)]
 struct Batch {
+    partition: usize,
     ids: Vec<Uuid>,
     digests: Vec<i64>,
     offsets: Vec<i64>,
@@ -45,14 +50,14 @@ struct Batch {
     attempts: Vec<i32>,
 }
 
-/// Events per second with so many connections, each of which owns a partition.
+/// Events per second with so many connections, among which the partitions are divided.
 pub fn measure(url: &str, connections: usize, batch: usize, events: usize) -> Result<f64> {
     let work = batches(connections, batch, events)?;
     block_on(async {
         let sources = prepare(url, connections).await?;
         let mut owners = Vec::new();
-        for ((source, epoch), batches) in sources.into_iter().zip(work) {
-            owners.push((Owner::connect(url, source, epoch).await?, batches));
+        for batches in work {
+            owners.push((Owner::connect(url, sources.clone()).await?, batches));
         }
         let started = Instant::now();
         let running: Vec<_> = owners.into_iter().map(|(owner, batches)| tokio::spawn(owner.run(batches))).collect();
@@ -63,50 +68,56 @@ pub fn measure(url: &str, connections: usize, batch: usize, events: usize) -> Re
     })
 }
 
-/// Each connection gets one of every so many events, as the partitions of a topic do.
+/// The same transactions as the engine's: each of one partition, which has one of every so many events, so that a batch spreads as
+/// widely over the index. A connection takes its partitions in turn.
 fn batches(connections: usize, batch: usize, events: usize) -> Result<Vec<Vec<Batch>>> {
     let (builder, currency) = (OrderConfirmedBuilder::new(), Currency::from_code("EUR")?);
     let first_order = Utc::now().timestamp_micros();
     let mut work: Vec<Vec<Batch>> = (0..connections).map(|_| Vec::new()).collect();
+    let mut filling: Vec<Batch> = (0..PARTITIONS).map(|partition| Batch { partition, ..Batch::default() }).collect();
     for number in 0..events {
         let units = 1 + (number as i64 * 7_919) % 50_000;
         let (order, customer) = (first_order + number as i64, 1 + (number as i64 * 104_729) % 1_000_000);
         let event = builder.build(Utc::now(), order, customer, Money::from_minor_units(units, currency));
         let event = event.map_err(|fault| format!("an event of the bench is not valid: {fault:?}"))?;
-        let batches = &mut work[number % connections];
-        if batches.last().is_none_or(|last| last.ids.len() == batch) {
-            batches.push(Batch::default());
+        let partition = number % PARTITIONS;
+        let filled = &mut filling[partition];
+        filled.ids.push(event.event_id);
+        filled.digests.push(event.digest().0);
+        filled.offsets.push((number / PARTITIONS) as i64);
+        filled.orders.push(event.order_id);
+        filled.customers.push(event.customer_id);
+        filled.amounts.push(event.total.decimal());
+        filled.currencies.push("EUR");
+        filled.statuses.push("charged");
+        filled.charge_ids.push(None);
+        filled.attempts.push(0);
+        if filled.ids.len() == batch {
+            let full = std::mem::replace(filled, Batch { partition, ..Batch::default() });
+            work[partition % connections].push(full);
         }
-        let Some(last) = batches.last_mut() else { unreachable!("pushed above") };
-        last.ids.push(event.event_id);
-        last.digests.push(event.digest().0);
-        last.offsets.push((number / connections) as i64);
-        last.orders.push(event.order_id);
-        last.customers.push(event.customer_id);
-        last.amounts.push(event.total.decimal());
-        last.currencies.push("EUR");
-        last.statuses.push("charged");
-        last.charge_ids.push(None);
-        last.attempts.push(0);
+    }
+    for rest in filling.into_iter().filter(|rest| !rest.ids.is_empty()) {
+        work[rest.partition % connections].push(rest);
     }
     Ok(work)
 }
 
 /// Days and ownership rows, made by the store as the engine has them made.
-async fn prepare(url: &str, connections: usize) -> Result<Vec<(SourceId, Epoch)>> {
+async fn prepare(url: &str, connections: usize) -> Result<Vec<Source>> {
     let store = Store::connect(&settings(url), connections)?;
     let mut session = store.control.get().await?;
     retention::init_floor(&mut session, std::time::Duration::from_secs(7 * 24 * 60 * 60), None).await?;
     retention::ensure_days_ahead(&mut session, 7).await?;
     let mut sources = Vec::new();
-    for partition in 0..connections {
+    for partition in 0..PARTITIONS {
         let owned = consumed_partitions::bump(&mut session, GROUP, "raw", i32::try_from(partition)?, "throughput").await?;
         sources.push((owned.source, owned.epoch));
     }
     Ok(sources)
 }
 
-/// One connection and its partition.
+/// One connection and every partition.
 struct Owner {
     client: Client,
     text: BatchText,
@@ -114,12 +125,11 @@ struct Owner {
     claim: Statement,
     insert_payments: Statement,
     advance: Statement,
-    source: i32,
-    epoch: i64,
+    sources: Vec<Source>,
 }
 
 impl Owner {
-    async fn connect(url: &str, source: SourceId, epoch: Epoch) -> Result<Self> {
+    async fn connect(url: &str, sources: Vec<Source>) -> Result<Self> {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
         tokio::spawn(connection);
         let text = BatchText::new(&settings(url).limits);
@@ -130,8 +140,7 @@ impl Owner {
                 .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, TEXTS, TEXTS, TEXTS, TEXTS, INT4S])
                 .await?,
             advance: client.prepare_typed(&text.advance, &[INT8, INT8, INT4, INT8]).await?,
-            source: source.0,
-            epoch: epoch.0,
+            sources,
             text,
             client,
         })
@@ -145,10 +154,11 @@ impl Owner {
     }
 
     async fn apply(&self, b: &Batch) -> std::result::Result<(), tokio_postgres::Error> {
+        let (SourceId(source), Epoch(epoch)) = self.sources[b.partition];
         self.client.batch_execute(&self.text.begin).await?;
-        let fence = self.client.query(&self.fence, &[&self.source, &self.epoch]).await?;
+        let fence = self.client.query(&self.fence, &[&source, &epoch]).await?;
         assert_eq!(fence.len(), 1, "the partition is ours");
-        let claimed = self.client.query(&self.claim, &[&GROUP, &self.source, &b.ids, &b.digests, &b.offsets]).await?;
+        let claimed = self.client.query(&self.claim, &[&GROUP, &source, &b.ids, &b.digests, &b.offsets]).await?;
         assert_eq!(claimed.len(), b.ids.len(), "every event is new");
         let columns: [&(dyn ToSql + Sync); 8] =
             [&b.ids, &b.orders, &b.customers, &b.amounts, &b.currencies, &b.statuses, &b.charge_ids, &b.attempts];
@@ -156,7 +166,7 @@ impl Owner {
         assert_eq!(paid.len(), b.ids.len(), "every payment is new");
         let next_offset = b.offsets.last().map_or(0, |last| last + 1);
         let digest = b.digests.last().copied();
-        let advanced = self.client.execute(&self.advance, &[&next_offset, &digest, &self.source, &self.epoch]).await?;
+        let advanced = self.client.execute(&self.advance, &[&next_offset, &digest, &source, &epoch]).await?;
         assert_eq!(advanced, 1, "the partition is ours");
         self.client.batch_execute(self.text.commit).await
     }

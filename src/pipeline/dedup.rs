@@ -27,11 +27,13 @@ use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
-use crate::store::{DbError, ErrorClass, Session, Store, TimeLimits, TransactionError};
+use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
+/// A connection that has rested for longer goes back to the pool, which asks it whether it lives.
+const KEEP: Duration = Duration::from_secs(1);
 
 /// What all DedupActors of the process share.
 #[derive(Debug)]
@@ -163,6 +165,8 @@ pub(super) enum BatchError {
 pub struct DedupActor<H: Business> {
     engine: Arc<Engine<H>>,
     offsets: Addr<OffsetActor>,
+    /// The connection of the last batch, and when that ended.
+    kept: Option<(PooledSession, Instant)>,
 }
 
 impl Written {
@@ -183,7 +187,13 @@ impl<H: Business> DedupActor<H> {
     /// An actor that confirms to `offsets`.
     #[must_use]
     pub const fn new(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>) -> Self {
-        Self { engine, offsets }
+        Self { engine, offsets, kept: None }
+    }
+
+    /// The connection of the last batch, unless it has rested so long that it must be asked whether it is still there.
+    fn kept(&mut self) -> Option<PooledSession> {
+        let fresh = |(session, since): &(PooledSession, Instant)| since.elapsed() < KEEP && session.is_settled();
+        self.kept.take().filter(fresh).map(|(session, _)| session)
     }
 }
 
@@ -199,17 +209,29 @@ impl<H: Business> Handler<RunBatch<H::Answer>> for DedupActor<H> {
     type Result = AtomicResponse<Self, Done>;
 
     fn handle(&mut self, batch: RunBatch<H::Answer>, _: &mut Self::Context) -> Self::Result {
-        let run = run(Arc::clone(&self.engine), self.offsets.clone(), batch);
-        AtomicResponse::new(Box::pin(run.into_actor(self)))
+        let run = run(Arc::clone(&self.engine), self.offsets.clone(), batch, self.kept());
+        AtomicResponse::new(Box::pin(run.into_actor(self).map(|(done, session), actor, _| {
+            actor.kept = session.map(|session| (session, Instant::now()));
+            done
+        })))
     }
 }
 
-/// Runs a batch to its end: with days made where they are missing, and confirmed after COMMIT.
-async fn run<H: Business>(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, batch: RunBatch<H::Answer>) -> Done {
+/// Runs a batch to its end: with days made where they are missing, and confirmed after COMMIT. Out: also the connection, when the
+/// next batch may begin on it.
+async fn run<H: Business>(
+    engine: Arc<Engine<H>>,
+    offsets: Addr<OffsetActor>,
+    batch: RunBatch<H::Answer>,
+    mut kept: Option<PooledSession>,
+) -> (Done, Option<PooledSession>) {
     for _ in 0..DAY_TRIES {
-        let mut session = match engine.store.claims.get().await {
-            Ok(session) => session,
-            Err(error) => return give_up(BatchError::Database(error.into())),
+        let mut session = match kept.take() {
+            Some(session) => session,
+            None => match engine.store.claims.get().await {
+                Ok(session) => session,
+                Err(error) => return (give_up(BatchError::Database(error.into())), None),
+            },
         };
         // What COMMIT would write, should its answer be lost.
         let mut perhaps = None;
@@ -217,14 +239,14 @@ async fn run<H: Business>(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, ba
             Work::Window(window) => run_window(&engine, &mut session, &batch, window, &mut perhaps).await,
             Work::Due(limit) => run_due(&engine, &mut session, &batch, *limit).await,
         };
-        return match result {
+        let done = match result {
             Ok(settled) => {
                 if let Some(frontier) = settled.frontier {
                     let confirmed = Confirmed { partition: batch.partition, epoch: batch.epoch, next_offset: frontier.next_offset };
                     // An OffsetActor that is gone ends the process by its death notice.
                     let _ = offsets.send(confirmed).await;
                 }
-                Done::Settled(settled)
+                return (Done::Settled(settled), Some(session));
             }
             Err(TransactionError::Body(BatchError::NoDay)) => {
                 engine.days.forget();
@@ -237,8 +259,9 @@ async fn run<H: Business>(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, ba
                 Done::Again(Again { error: error.to_string(), rebump: true, perhaps })
             }
         };
+        return (done, None);
     }
-    Done::Stop("a day partition of processed_event keeps missing although it was made".to_owned())
+    (Done::Stop("a day partition of processed_event keeps missing although it was made".to_owned()), None)
 }
 
 /// The one place where a rolled-back batch's error becomes a decision.

@@ -5,8 +5,10 @@
 //!
 //! Invariant: no more transactions are open than there are permits, and a DedupActor serves one partition at a time.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use actix::Arbiter;
 use actix::prelude::*;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::error;
@@ -22,6 +24,14 @@ pub struct Workers<H: Business> {
     offsets: Addr<OffsetActor>,
     free: Arc<Semaphore>,
     idle: Mutex<Vec<Addr<DedupActor<H>>>>,
+    threads: Threads,
+}
+
+/// The DedupActors' threads: one per core, so that a batch which is decoded keeps no other waiting for its database.
+#[derive(Debug)]
+struct Threads {
+    arbiters: Vec<Arbiter>,
+    next: AtomicUsize,
 }
 
 /// A DedupActor on loan.
@@ -36,8 +46,10 @@ impl<H: Business> Workers<H> {
     /// `count` DedupActors.
     #[must_use]
     pub fn start(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, count: usize) -> Arc<Self> {
-        let idle = (0..count).map(|_| DedupActor::new(Arc::clone(&engine), offsets.clone()).start()).collect();
-        Arc::new(Self { engine, offsets, free: Arc::new(Semaphore::new(count)), idle: Mutex::new(idle) })
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = Threads { arbiters: (0..count.min(cores)).map(|_| Arbiter::new()).collect(), next: AtomicUsize::new(0) };
+        let idle = (0..count).map(|_| threads.start(DedupActor::new(Arc::clone(&engine), offsets.clone()))).collect();
+        Arc::new(Self { engine, offsets, free: Arc::new(Semaphore::new(count)), idle: Mutex::new(idle), threads })
     }
 
     /// The next free DedupActor, in the order asked.
@@ -48,7 +60,7 @@ impl<H: Business> Workers<H> {
         let permit = Arc::clone(&self.free).acquire_owned().await.expect("the semaphore is never closed");
         let actor = self.idle().pop().filter(Addr::connected);
         // One that has died on a batch is replaced here.
-        let actor = actor.unwrap_or_else(|| DedupActor::new(Arc::clone(&self.engine), self.offsets.clone()).start());
+        let actor = actor.unwrap_or_else(|| self.threads.start(DedupActor::new(Arc::clone(&self.engine), self.offsets.clone())));
         Worker { workers: Arc::clone(self), actor: Some(actor), _permit: permit }
     }
 
@@ -60,6 +72,21 @@ impl<H: Business> Workers<H> {
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Addr<DedupActor<H>>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Threads {
+    fn start<H: Business>(&self, actor: DedupActor<H>) -> Addr<DedupActor<H>> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        DedupActor::start_in_arbiter(&self.arbiters[next % self.arbiters.len()].handle(), |_| actor)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for arbiter in &self.arbiters {
+            arbiter.stop();
+        }
     }
 }
 

@@ -82,6 +82,12 @@ impl Session {
         ConnectionAbort(self.task.clone())
     }
 
+    /// Whether a transaction may begin here at once: the last one has ended, and the server waits for a command.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        !self.open && !self.task.is_finished() && self.wire.is_idle()
+    }
+
     /// Names the statement of an error of this session and adds the SQLSTATE that Diesel hides. To be called before the next
     /// statement; an error that has both keeps them.
     pub fn db_error(&self, statement: &'static str, error: impl Into<DbError>) -> DbError {
@@ -290,6 +296,8 @@ impl Drop for Fuse {
 
 /// A pool of sessions.
 pub type Pool = deadpool::managed::Pool<SessionManager>;
+/// A session that goes back to its pool when it is dropped.
+pub type PooledSession = deadpool::managed::Object<SessionManager>;
 
 /// Connects sessions for a [`Pool`] and refuses those in doubt.
 #[derive(Debug)]
