@@ -54,7 +54,7 @@ enum Command {
     Audit(Audit),
     /// Runs a payment provider that misbehaves on request and keeps an honest ledger.
     #[cfg(feature = "lab")]
-    ProviderStub(ProviderStub),
+    ProviderStub(crate::lab::provider_stub::Args),
     /// Runs the whole story on this machine: broker, database, provider, crashes, replay, and the reckoning.
     #[cfg(feature = "lab")]
     Demo(crate::lab::demo::Args),
@@ -66,10 +66,6 @@ struct Check {
     #[arg(long)]
     show_config: bool,
 }
-
-#[cfg(feature = "lab")]
-#[derive(Debug, Args)]
-struct ProviderStub {}
 
 /// How a command ended that did not simply succeed.
 #[derive(Debug)]
@@ -132,7 +128,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
         #[cfg(feature = "lab")]
-        Command::ProviderStub(arguments) => Ok(provider_stub(arguments)?),
+        Command::ProviderStub(arguments) => Ok(runtime()?.block_on(crate::lab::provider_stub::run(arguments.clone()))?),
         #[cfg(feature = "lab")]
         Command::Demo(arguments) => demo(arguments),
     }
@@ -164,12 +160,6 @@ fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
     let (report, text) = runtime()?.block_on(arguments.run(config))?;
     say(&text)?;
     if report.adds_up() { Ok(()) } else { Err(Failure::Said) }
-}
-
-#[cfg(feature = "lab")]
-fn provider_stub(arguments: &ProviderStub) -> anyhow::Result<()> {
-    let _ = arguments;
-    anyhow::bail!("`provider-stub` is not built in yet")
 }
 
 #[cfg(feature = "lab")]

@@ -51,7 +51,7 @@ settings! {
 
     /// How much is worked on at once.
     pipeline: PipelineConfig {
-        /// Partitions that are inside a database transaction at once; also the size of each connection pool.
+        /// Partitions that are inside a database transaction at once; also the size of the pools of claims and of attempts.
         partition_concurrency: usize = 3,
         /// The most events in one transaction.
         batch_max: usize = 512,

@@ -315,7 +315,9 @@ type Reading = fn(&PartitionStatus) -> Option<i64>;
 const PARTITION_GAUGES: &[(Definition, Reading)] = &[
     (partition_gauge("onceward_window_records", "Records that wait in the partition's window."), |p| whole(p.window_records)),
     (partition_gauge("onceward_window_bytes", "Memory that these records hold."), |p| whole(p.window_bytes)),
-    (partition_gauge("onceward_in_flight_events", "Events of the batch that is in its transaction."), |p| whole(p.in_flight)),
+    (partition_gauge("onceward_in_flight_events", "Records of the window's batch that is in its transaction."), |p| {
+        whole(p.in_flight)
+    }),
     (partition_gauge("onceward_lag_records", "Records between the frontier and the end of the partition."), |p| p.lag()),
     (partition_gauge("onceward_frontier_offset", "One past the last settled record; the database holds the same value."), |p| {
         p.frontier.map(|next| next.0)

@@ -34,7 +34,7 @@ pub struct PartitionStatus {
     pub window_records: usize,
     /// What they hold, in bytes.
     pub window_bytes: usize,
-    /// Events of the batch that is in its transaction.
+    /// Records of the window's batch that is in its transaction.
     pub in_flight: usize,
     /// One past the last settled record.
     pub frontier: Option<NextOffset>,

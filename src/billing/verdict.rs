@@ -73,7 +73,8 @@ pub(super) fn judge(
         let attempts = known.unknown_answers.saturating_add(1);
         return Verdict::Answered(Kept { answer, digest, body: body.into(), unknown_answers: 0, attempts });
     }
-    if !profile.still_knows_key(known.first_attempt_age) {
+    // Where every answer so far was a refusal, nothing was charged, and a forgotten key repeats nothing.
+    if known.unknown_answers > 0 && !profile.still_knows_key(known.first_attempt_age) {
         let hours = known.first_attempt_age.as_secs() / 3600;
         return Verdict::TooOld { error: format!("first asked for {hours} h ago: the provider may have forgotten the key") };
     }

@@ -157,6 +157,7 @@ impl<H: Business> PartitionActor<H> {
         let batch = async move { workers.borrow().await }.into_actor(self).then(move |worker, actor, _| {
             metrics::stage(metrics::Stage::Wait, asked.elapsed());
             let batch = actor.next_batch();
+            actor.show_in_flight(batch.as_ref());
             async move {
                 match batch {
                     Some(batch) => Some(worker.run(batch).await),
@@ -213,6 +214,7 @@ impl<H: Business> PartitionActor<H> {
     /// The end of a batch: the one place where it becomes a state.
     fn take(&mut self, done: Option<Done>, ctx: &mut Context<Self>) {
         self.state = State::Idle;
+        self.show_in_flight(None);
         match done {
             None => {}
             Some(Done::Settled(settled)) => self.settle(&settled),
@@ -308,6 +310,14 @@ impl<H: Business> PartitionActor<H> {
 
     fn show_window(&self) {
         self.workers.engine().status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
+    }
+
+    fn show_in_flight(&self, batch: Option<&RunBatch<H::Answer>>) {
+        let events = match batch.map(|batch| &batch.work) {
+            Some(Work::Window(window)) => window.records().len(),
+            Some(Work::Due(_)) | None => 0, // how many are due only their transaction will know
+        };
+        self.workers.engine().status.change(self.partition, self.epoch, |known| known.in_flight = events);
     }
 
     /// Looks again later; a newer look replaces the one that waits.

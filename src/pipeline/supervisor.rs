@@ -204,6 +204,7 @@ impl<H: Business> Supervisor<H> {
         match outcome {
             Ok(at) => {
                 self.wiring.status.partition_owned(partition, at.epoch);
+                self.wiring.status.frontier(partition, at.epoch, at.base);
                 if owned.deaths.0 != at.base {
                     owned.deaths = (at.base, 0);
                 }

@@ -342,7 +342,7 @@ mod tests {
             let buffer = buffer();
             let mut window = Window::positioned(NextOffset(0));
             let (mut next, mut all, mut open) = (0i64, Vec::new(), BTreeSet::new());
-            let mut taken: Option<Vec<Offset>> = None;
+            let mut taken: Option<WindowBatch> = None;
             let mut last = window.frontier().next_offset;
             for (kind, size, seed) in steps {
                 match (kind, taken.take()) {
@@ -357,15 +357,17 @@ mod tests {
                         all.extend(offsets);
                         taken = busy;
                     }
-                    (1, None) => taken = window.take(size).map(|batch| {
+                    (1, None) => taken = window.take(size).inspect(|batch| {
                         assert_eq!(batch.records().next().map(|r| r.offset.0), open.first().copied());
-                        batch.records().map(|r| r.offset).collect()
                     }),
                     (2, Some(_)) => window.abandon(),
                     (3, Some(batch)) => {
-                        let back: Vec<Offset> = batch.iter().enumerate().filter(|(i, _)| (seed >> i) & 1 == 1).map(|(_, o)| *o).collect();
+                        let offsets: Vec<Offset> = batch.records().map(|r| r.offset).collect();
+                        let back: Vec<Offset> = offsets.iter().enumerate().filter(|(i, _)| (seed >> i) & 1 == 1).map(|(_, o)| *o).collect();
+                        let written = batch.frontier(&back);
                         window.settle(&back);
-                        for offset in batch.iter().filter(|offset| !back.contains(offset)) {
+                        assert_eq!(written, window.frontier(), "what is written before COMMIT is what the window holds after it");
+                        for offset in offsets.iter().filter(|offset| !back.contains(offset)) {
                             assert!(open.remove(&offset.0), "settled twice");
                         }
                     }

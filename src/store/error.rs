@@ -21,7 +21,7 @@ pub struct DbError {
 /// Whose fault an error is; each is answered in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
-    /// The connection or the server is gone (08, 57, a closed socket, no answer in time): bump again afterwards.
+    /// The connection or the server is gone (08, 57, 25006, a closed socket, no answer in time): bump again afterwards.
     Connection,
     /// It may go better next time (25, 40, 53, 55, or no pooled connection was free in time).
     Retry,
@@ -62,6 +62,8 @@ impl DbError {
                 // 28, 3D: a password or a name that is being changed; 58, XX: a server in trouble. All of these end by themselves or by an
                 // operator's hand, and the log and readiness tell meanwhile.
                 "08" | "28" | "3D" | "57" | "58" | "XX" => ErrorClass::Connection,
+                // The server behind this connection has become a standby: another connection may find the primary.
+                "25" if state == "25006" => ErrorClass::Connection,
                 "25" | "40" | "53" | "55" => ErrorClass::Retry,
                 "22" | "23" => ErrorClass::Data,
                 "42" | "0A" => ErrorClass::Schema,
@@ -127,6 +129,7 @@ impl fmt::Display for DbError {
 impl SqlState {
     /// A COMMIT that the server turned into a ROLLBACK.
     pub(super) const IN_FAILED_TRANSACTION: Self = Self(*b"25P02");
+    pub(super) const READ_ONLY: Self = Self(*b"25006");
 
     pub(super) fn new(code: &[u8]) -> Option<Self> {
         let code: [u8; 5] = code.try_into().ok()?;
@@ -155,7 +158,7 @@ impl From<Error> for DbError {
                 DatabaseErrorKind::NotNullViolation => (Origin::Server, Some(SqlState(*b"23502"))),
                 DatabaseErrorKind::CheckViolation => (Origin::Server, Some(SqlState(*b"23514"))),
                 DatabaseErrorKind::SerializationFailure => (Origin::Server, Some(SqlState(*b"40001"))),
-                DatabaseErrorKind::ReadOnlyTransaction => (Origin::Server, Some(SqlState(*b"25006"))),
+                DatabaseErrorKind::ReadOnlyTransaction => (Origin::Server, Some(SqlState::READ_ONLY)),
                 DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => (Origin::Connection, None),
                 _ => (Origin::Server, None),
             },
@@ -194,6 +197,7 @@ mod tests {
             (b"57P01", ErrorClass::Connection),
             (b"57014", ErrorClass::Connection),
             (b"25P02", ErrorClass::Retry),
+            (b"25006", ErrorClass::Connection),
             (b"40P01", ErrorClass::Retry),
             (b"53300", ErrorClass::Retry),
             (b"55P03", ErrorClass::Retry),

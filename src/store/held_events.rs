@@ -124,7 +124,8 @@ impl HeldState {
     }
 }
 
-/// Writes the rows, in their order. A record that is held already stays as it is.
+/// Writes the rows, in their order. A record that is held already stays as it is, unless it was held without a claim and has one now:
+/// then it has been tried, and its row tells what became of that.
 ///
 /// # Errors
 /// The statement failed.
@@ -305,7 +306,7 @@ statement! {
         charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
         due_in_ms: Vec<Option<i64>> => Array<Nullable<BigInt>>,
     } -> () {
-        "INSERT INTO held_event (source_id, source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
+        "INSERT INTO held_event AS held (source_id, source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
                                  state, owns_claim, provider_charge_id, attempts, next_attempt_at)
          SELECT :source, source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
                 state, owns_claim, charge_id, attempts, clock_timestamp() + due_in_ms * interval '1 millisecond'
@@ -314,7 +315,10 @@ statement! {
               AS new (source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
                       state, owns_claim, charge_id, attempts, due_in_ms, place)
          ORDER BY place
-         ON CONFLICT (source_id, source_offset, record_digest) DO NOTHING"
+         ON CONFLICT (source_id, source_offset, record_digest) DO UPDATE SET
+             reason = excluded.reason, error = excluded.error, state = excluded.state, owns_claim = true, event_id = excluded.event_id,
+             provider_charge_id = excluded.provider_charge_id, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at
+         WHERE excluded.owns_claim AND NOT held.owns_claim"
     }
 }
 

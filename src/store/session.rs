@@ -327,6 +327,9 @@ impl Manager for SessionManager {
         if session.open || session.task.is_finished() {
             return Err(RecycleError::message("in doubt"));
         }
+        if session.wire.last_error() == Some(SqlState::READ_ONLY) {
+            return Err(RecycleError::message("its server takes no writes any more"));
+        }
         // The question also lets everything end that was sent before it, so what the tap heard is the whole truth.
         session.script("ping", "SELECT 1").await?;
         if session.wire.is_idle() { Ok(()) } else { Err(RecycleError::message("in a transaction")) }

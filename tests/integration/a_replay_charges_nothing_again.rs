@@ -3,11 +3,12 @@
 //! record read after a restart is the next one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Rule};
 
-use crate::support::{Engine, Order, World, assert_charged_once, eventually, eventually_equal};
+use crate::support::{Engine, EngineBuilder, LIMIT, Order, World, assert_charged_once, eventually, eventually_equal};
 
 // R-KFK-IDEM-2, R-KFK-IDEM-3
 #[test]
@@ -100,8 +101,9 @@ fn after_a_commit_by_the_clock_the_first_record_read_is_exactly_the_next() {
 #[test]
 fn after_the_commit_of_a_stop_the_first_record_read_is_exactly_the_next() {
     let world = World::with_partitions(1);
-    let engine = world.engine().set("kafka.commit_interval_ms", 5_500).start();
+    let engine = without_commits_by_the_clock(world.engine()).start();
     let _applied = ten_records(&world);
+    assert_eq!(world.topic.committed(&world.group), BTreeMap::new(), "nothing is committed before the stop");
     assert!(engine.terminate().success());
     assert_eq!(world.topic.committed(&world.group), BTreeMap::from([(0, 10)]));
     the_next_is_the_eleventh(&world, &world.engine().start());
@@ -112,9 +114,10 @@ fn after_the_commit_of_a_stop_the_first_record_read_is_exactly_the_next() {
 fn after_the_commit_of_a_revoke_the_first_record_read_is_exactly_the_next() {
     let world = World::with_partitions(1);
     // With range the first member by name has the only partition; whoever joins, it is revoked and given anew.
-    let first = world.engine().assignor("range").set("kafka.commit_interval_ms", 5_500).start();
+    let first = without_commits_by_the_clock(world.engine()).assignor("range").start();
     let _applied = ten_records(&world);
-    let second = world.engine().assignor("range").start();
+    assert_eq!(world.topic.committed(&world.group), BTreeMap::new(), "nothing is committed before the revoke");
+    let second = without_commits_by_the_clock(world.engine()).assignor("range").start();
     let epoch = "SELECT epoch FROM consumed_partition";
     eventually("the partition was taken over anew", || world.database.count(epoch) > 1);
     eventually_equal("the revoke has committed", BTreeMap::from([(0, 10)]), || world.topic.committed(&world.group));
@@ -134,6 +137,16 @@ fn without_any_commit_to_kafka_the_first_record_read_is_exactly_the_next() {
     engine.wait();
     assert_eq!(world.topic.committed(&world.group), BTreeMap::new(), "it died before its first commit");
     the_next_is_the_eleventh(&world, &world.engine().start());
+}
+
+/// No test waits so long.
+fn without_commits_by_the_clock(engine: EngineBuilder) -> EngineBuilder {
+    let (commit, session, poll) = (2 * LIMIT, 3 * LIMIT, 4 * LIMIT);
+    let ms = |limit: Duration| i64::try_from(limit.as_millis()).unwrap();
+    engine
+        .set("kafka.commit_interval_ms", ms(commit))
+        .set("kafka.session_timeout_ms", ms(session))
+        .set("kafka.max_poll_interval_ms", ms(poll))
 }
 
 /// Sends ten records and waits until they are applied.

@@ -90,7 +90,7 @@ async fn a_transaction_that_idles_too_long_is_ended_by_the_server() {
 }
 
 #[tokio::test]
-async fn a_deadlock_is_retried() {
+async fn a_deadlock_is_an_error_that_a_retry_may_mend() {
     let (_db, store) = Db::ready().await;
     let (mut first, mut second) = (store.claims.get().await.unwrap(), store.claims.get().await.unwrap());
     let both_hold_one = Barrier::new(2);

@@ -82,6 +82,22 @@ async fn a_record_is_held_once_and_a_record_of_another_content_at_its_offset_is_
     assert_eq!(due(&mut s, source).await.len(), 1);
 }
 
+// A record that was held unread (an id from the future, say) comes again in a replay, is claimed, and its call ends unknown.
+#[tokio::test]
+async fn a_record_that_was_held_without_a_claim_is_held_anew_once_it_has_one() {
+    let (_db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let (source, _) = own(&mut s, 0).await;
+    let record = record(7);
+    let without = NewHeld { reason: HeldReason::Future, state: HeldState::Parked, owns_claim: false, ..held(&record) };
+    let with = NewHeld { reason: HeldReason::Unknown, state: HeldState::Retrying, owns_claim: true, ..held(&record) };
+    for rows in [[without.clone()], [with], [without]] {
+        committed(&mut s, async |s| hold(s, source, &rows).await).await;
+    }
+    assert_eq!(counts(&mut s, GROUP, TOPIC).await.unwrap(), [(HeldReason::Unknown, HeldState::Retrying, 1)]);
+    assert_eq!(due(&mut s, source).await.len(), 1, "it is tried again");
+}
+
 #[tokio::test]
 async fn what_is_due_comes_in_the_order_it_was_held_and_the_rest_says_when() {
     let (db, store) = Db::ready().await;
