@@ -128,7 +128,10 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
         #[cfg(feature = "lab")]
-        Command::ProviderStub(arguments) => Ok(runtime()?.block_on(crate::lab::provider_stub::run(arguments.clone()))?),
+        Command::ProviderStub(arguments) => {
+            let stub = crate::lab::provider_stub::run(arguments.clone());
+            Ok(runtime()?.block_on(stub).context("the provider stub")?)
+        }
         #[cfg(feature = "lab")]
         Command::Demo(arguments) => demo(arguments),
     }

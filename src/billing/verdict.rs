@@ -74,7 +74,8 @@ pub(super) fn judge(
         return Verdict::Answered(Kept { answer, digest, body: body.into(), unknown_answers: 0, attempts });
     }
     // Where every answer so far was a refusal, nothing was charged, and a forgotten key repeats nothing.
-    if known.unknown_answers > 0 && !profile.still_knows_key(known.first_attempt_age) {
+    let refused = known.unknown_answers == 0 && matches!(known.answer.as_deref(), Some("rejected" | "configuration"));
+    if !refused && !profile.still_knows_key(known.first_attempt_age) {
         let hours = known.first_attempt_age.as_secs() / 3600;
         return Verdict::TooOld { error: format!("first asked for {hours} h ago: the provider may have forgotten the key") };
     }
@@ -359,6 +360,23 @@ mod tests {
             assert!(matches!(verdict.outcome(), Outcome::Unknown { parked: true, wait: None, .. }), "{verdict:?}");
             assert_eq!((verdict.charge(), verdict.payment_row(&event())), (None, None));
         }
+    }
+
+    #[test]
+    fn an_attempt_that_was_only_ever_refused_is_posted_again_however_old() {
+        let old = |answer: &str, unknown_answers| {
+            let first_attempt_age = 1000 * HOUR;
+            judged(
+                None,
+                None,
+                Some(KnownAttempt { answer: Some(answer.to_owned()), first_attempt_age, unknown_answers, ..known() }),
+            )
+        };
+        for refusal in ["rejected", "configuration"] {
+            assert!(old(refusal, 0).charge().is_some(), "{refusal}");
+            assert_eq!(old(refusal, 1).charge(), None, "{refusal} after an unknown answer");
+        }
+        assert_eq!(old("charged", 0).charge(), None, "charged under a name that was not told");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! In: a folder of jars. Out: its address. It owns one Java process and the folder it works in; both are gone when it is dropped, and
 //! the process with us should we die.
 //!
-//! Invariant: it listens on the loopback interface only, and no client can make a topic by naming it.
+//! Invariant: it listens on the loopback interface only. As most brokers do, it makes a topic that a client names, if that client allows it.
 
 use std::fs::{self, File};
 use std::io;
@@ -42,6 +42,7 @@ pub enum KafkaError {
 #[derive(Debug)]
 pub struct Kafka {
     port: u16,
+    jars: PathBuf,
     server: Child,
     folder: TempFolder,
 }
@@ -79,7 +80,7 @@ impl Kafka {
         let mut server = java(jars, folder.path())?;
         server.arg("kafka.Kafka").arg(&properties);
         let server = process::spawn(server, Signal::Kill).map_err(|e| KafkaError::Io("starting java", e))?;
-        let mut kafka = Self { port, server, folder };
+        let mut kafka = Self { port, jars: jars.to_owned(), server, folder };
         kafka.wait_until_it_answers()?;
         Ok(kafka)
     }
@@ -88,6 +89,12 @@ impl Kafka {
     #[must_use]
     pub fn bootstrap_servers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The jars it runs from: Kafka's own command-line clients are among them.
+    #[must_use]
+    pub fn jars(&self) -> &Path {
+        &self.jars
     }
 
     /// Where the broker writes what it has to say.

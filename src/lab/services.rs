@@ -1,7 +1,7 @@
 //! Runs a command with services around it: `onceward-lab --kafka-jars target/kafka-libs -- cargo test`.
 //!
-//! In: a command. Out: its exit code. The command finds the services in `ONCEWARD_TEST_KAFKA` (bootstrap servers) and
-//! `ONCEWARD_TEST_DATABASE_URL` (a superuser's URL of an empty server). If we die here, all of it ends with us.
+//! In: a command. Out: its exit code. The command finds the services in `ONCEWARD_TEST_KAFKA` (bootstrap servers; its jars
+//! in `ONCEWARD_TEST_KAFKA_JARS`) and `ONCEWARD_TEST_DATABASE_URL` (a superuser's URL of an empty server). If we die here, all of it ends with us.
 //!
 //! Invariant: when this returns, nothing that it started runs, whatever ended it: the command, SIGINT, SIGTERM, SIGHUP or its
 //! parent's death.
@@ -73,6 +73,7 @@ async fn run(arguments: Arguments) -> Result<u8, Box<dyn std::error::Error>> {
     command.args(&arguments.command[1..]).stdin(Stdio::null()).env("ONCEWARD_TEST_DATABASE_URL", postgres.url("postgres"));
     if let Some(kafka) = &kafka {
         command.env("ONCEWARD_TEST_KAFKA", kafka.bootstrap_servers());
+        command.env("ONCEWARD_TEST_KAFKA_JARS", kafka.jars());
     }
     let mut child = process::spawn(command, Signal::Kill)?;
     let mut tick = tokio::time::interval(Duration::from_millis(20));

@@ -46,7 +46,8 @@ fn a_duplicate_inside_one_batch_shares_the_fate_of_the_first() {
     assert_eq!(engine.metric("onceward_batch_events_sum", &[]), 6.0);
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 3.0);
     assert_charged_once(stub, [&held, &a, &b]);
-    let first_offsets = "SELECT source_offset FROM processed_event ORDER BY source_id, source_offset";
+    let first_offsets = "SELECT source_offset FROM processed_event JOIN consumed_partition AS p ON p.id = source_id
+                         ORDER BY p.partition, source_offset";
     assert_eq!(world.database.column(first_offsets), ["0", "0", "2"], "the claim is the first one's");
 }
 

@@ -122,8 +122,7 @@ fn after_the_commit_of_a_revoke_the_first_record_read_is_exactly_the_next() {
     eventually("the partition was taken over anew", || world.database.count(epoch) > 1);
     eventually_equal("the revoke has committed", BTreeMap::from([(0, 10)]), || world.topic.committed(&world.group));
     world.topic.send([Order::new().message()]);
-    eventually_equal("the eleventh is committed", BTreeMap::from([(0, 11)]), || world.topic.committed(&world.group));
-    assert_eq!(world.database.count("SELECT count(*) FROM payment"), 11, "the next offset is not beyond it");
+    eventually_equal("the next offset is not beyond it", 11, || world.database.count("SELECT count(*) FROM payment"));
     assert_eq!(events(&first, "duplicate") + events(&second, "duplicate"), 0.0, "the next offset is not below it");
 }
 

@@ -11,6 +11,7 @@ mod a_slow_provider_blocks_nothing_else;
 mod a_start_never_loses_a_record;
 mod a_wrong_set_up_is_refused_before_anything_is_read;
 mod an_answer_lost_after_the_charge_is_asked_for_again;
+mod another_client_writes_the_topic;
 mod another_handler_needs_nothing_but_the_trait;
 mod every_refusal_of_the_provider_has_its_consequence;
 mod five_processes_start_at_once;

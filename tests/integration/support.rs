@@ -92,7 +92,7 @@ pub fn unique_name() -> String {
 }
 
 /// What `scripts/test` says about the servers it has started.
-fn server(variable: &str) -> String {
+pub fn server(variable: &str) -> String {
     process::end_with_our_parent(process::Signal::Kill).expect("the kernel knows how");
     env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: these tests need scripts/test, which starts the servers"))
 }

@@ -74,7 +74,7 @@ async fn a_record_is_held_once_and_a_record_of_another_content_at_its_offset_is_
     let (source, _) = own(&mut s, 0).await;
     let (first, other) = (record(7), Record { payload: None, ..record(7) });
     for state in [HeldState::Parked, HeldState::Retrying] {
-        let rows = [&first, &first].map(|record| NewHeld { state, ..held(record) });
+        let rows = [NewHeld { state, ..held(&first) }];
         committed(&mut s, async |s| hold(s, source, &rows).await).await;
     }
     assert_eq!(counts(&mut s, GROUP, TOPIC).await.unwrap(), [(HeldReason::Retryable, HeldState::Parked, 1)]);
