@@ -1,7 +1,7 @@
 //! Does it add up? The one reconciler, for operators, for tests and for the demo.
 //!
 //! In: the producer's log (optional), the database, the provider's ledger (optional). Out: a [`Report`]. It owns nothing and changes
-//! nothing. To be run when the group has caught up: an event that is in flight looks like one that is lost.
+//! nothing. What the group has not read yet does not add up, and is not called lost.
 //!
 //! Invariant: nothing that the engine says of itself is believed; only the log, the rows and the ledger count.
 
@@ -19,6 +19,7 @@ use url::Url;
 pub use self::report::{Report, grouped};
 use self::traces::{Booking, Content, Reconciliation};
 use crate::produce::LogLine;
+use crate::store::consumed_partitions;
 use crate::store::reconcile::{self, Trace};
 use crate::store::{DbError, Store};
 
@@ -72,10 +73,14 @@ pub enum AuditError {
 /// One of the sources cannot be read, or holds what nobody writes there. What does not add up is no error: see [`Report::adds_up`].
 pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError> {
     let mut reconciliation = Reconciliation::default();
+    let mut session = store.control.get().await.map_err(DbError::from)?;
+    // Before the rows: what is settled by now must be among them.
+    for (partition, next) in consumed_partitions::positions(&mut session, &options.group, &options.topic).await? {
+        reconciliation.settled_below(partition, next.0);
+    }
     if let Some(path) = &options.log {
         read_log(path, &mut reconciliation)?;
     }
-    let mut session = store.control.get().await.map_err(DbError::from)?;
     let mut see = |trace| match trace {
         Trace::Claim { event_id, of_group } => reconciliation.claim(event_id, of_group),
         Trace::Payment { event_id, order_id, amount, currency, status } => {
@@ -116,9 +121,11 @@ fn log_line(line: &str, reconciliation: &mut Reconciliation) -> Result<(), Strin
             amount: Some(amount),
             currency: Some(currency),
             digest: Some(digest),
+            partition,
+            offset,
             ..
         } => {
-            reconciliation.logged_event(id, digest, Content::of(order, &amount, &currency, false));
+            reconciliation.logged_event((partition, offset), id, digest, Content::of(order, &amount, &currency, false));
         }
         _ => return Err("neither an event nor a fault".to_owned()),
     }
@@ -252,6 +259,7 @@ mod tests {
     #[test]
     fn a_line_of_the_log_is_an_event_or_a_fault() {
         let mut reconciliation = Reconciliation::default();
+        reconciliation.settled_below(3, 19);
         reconciliation.with_log();
         log_line(EVENT, &mut reconciliation).unwrap();
         log_line(r#"{"partition":3,"offset":18,"fault":"undecodable"}"#, &mut reconciliation).unwrap();

@@ -111,6 +111,19 @@ pub async fn has_rows(s: &mut Session, group: &str, topic: &str) -> Result<bool,
     s.within("has_rows", async |s| Ok(s.row("has_rows", found).await?.unwrap_or(false))).await
 }
 
+/// How far every partition of this group and topic is settled; a partition of which nothing is settled is not there.
+///
+/// # Errors
+/// The statement failed.
+pub async fn positions(s: &mut Session, group: &str, topic: &str) -> Result<Vec<(i32, NextOffset)>, DbError> {
+    let of_topic = consumed_partition::consumer_group.eq(group).and(consumed_partition::topic.eq(topic));
+    let settled = consumed_partition::table
+        .filter(of_topic.and(consumed_partition::next_offset.is_not_null()))
+        .select((consumed_partition::partition, consumed_partition::next_offset.assume_not_null()));
+    let rows: Vec<(i32, i64)> = s.within("positions", async |s| s.rows("positions", settled).await).await?;
+    Ok(rows.into_iter().map(|(partition, next)| (partition, NextOffset(next))).collect())
+}
+
 /// Writes the start of a new group for all partitions of its topic at once; a partition that has a row keeps it.
 ///
 /// # Errors

@@ -260,7 +260,7 @@ fn no_message_and_no_rendering_holds_a_secret() {
     for text in [config.show(), format!("{config:?}")] {
         assert!(!text.contains("hunter"), "{text}");
     }
-    assert!(config.show().contains("url = \"postgres://bill@db:5432/money\""), "{}", config.show());
+    assert!(config.show().contains("url = \"postgres://bill:***@db:5432/money\""), "{}", config.show());
     assert!(config.show().contains("token = \"[redacted]\""));
 }
 
