@@ -81,6 +81,21 @@ impl Handler for Billing {
             }
         }
     }
+
+    async fn refused(
+        &self,
+        tx: &mut Session,
+        ctx: &BatchContext<Kept>,
+        event: &Claimed<OrderConfirmed>,
+        error: &str,
+    ) -> Result<Outcome, DbError> {
+        if self.provider.is_some() {
+            // What the provider said goes into the attempt's row: a replay writes the payment from there, and asks nobody.
+            let begun = without_payment(tx, ctx, &[event.event()], &[]).await?;
+            attempts::settle(tx, ctx.source, &begun, &[]).await?;
+        }
+        Ok(verdict::refused(ctx.answers.get(event.event().event_id), error))
+    }
 }
 
 impl Provider {
@@ -121,7 +136,11 @@ impl Provider {
         let mut known: HashMap<Uuid, _> = opened.attempts.into_iter().map(|attempt| (attempt.event_id, attempt)).collect();
         let verdict = |event: &&OrderConfirmed| {
             let id = event.event_id;
-            verdict::judge(event, ctx.answers.get(id), payments.get(&id), known.remove(&id), &self.profile)
+            let verdict = verdict::judge(event, ctx.answers.get(id), payments.get(&id), known.remove(&id), &self.profile);
+            if let Verdict::Answered(kept) = &verdict {
+                ctx.answers.keep(id, kept.clone()); // also one that an attempt's row remembers
+            }
+            verdict
         };
         events.iter().map(verdict).collect()
     }

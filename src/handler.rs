@@ -73,11 +73,15 @@ pub enum HeldReason {
     Retryable,
     /// Nobody knows whether the effect happened.
     Unknown,
+    /// The database does not take its rows.
+    Refused,
+    /// The effect happened downstream, and its row could not be written or contradicts one that is there.
+    ChargedNotRecorded,
 }
 
 impl HeldReason {
     /// Every reason, in the order above.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Undecodable,
         Self::Invalid,
         Self::Rejected,
@@ -86,6 +90,8 @@ impl HeldReason {
         Self::Future,
         Self::Retryable,
         Self::Unknown,
+        Self::Refused,
+        Self::ChargedNotRecorded,
     ];
 
     /// The word stored in the table and shown in metrics.
@@ -100,6 +106,8 @@ impl HeldReason {
             Self::Future => "future",
             Self::Retryable => "retryable",
             Self::Unknown => "unknown",
+            Self::Refused => "refused",
+            Self::ChargedNotRecorded => "charged_not_recorded",
         }
     }
 }
@@ -187,6 +195,19 @@ pub enum Outcome {
     Conflict {
         /// For the held row.
         error: String,
+    },
+    /// The database does not take its rows; nothing was asked of a downstream that would have to be remembered.
+    Refused {
+        /// For the held row.
+        error: String,
+    },
+    /// It happened downstream, and its row could not be written or contradicts one that is there. A replay writes the row and asks
+    /// nobody.
+    NotRecorded {
+        /// For the held row.
+        error: String,
+        /// The downstream's name for what happened.
+        charge_id: String,
     },
 }
 
@@ -301,4 +322,19 @@ pub trait Handler: Send + Sync + 'static {
         ctx: &BatchContext<Self::Answer>,
         events: &[Claimed<Self::Event>],
     ) -> impl Future<Output = Result<Vec<Outcome>, DbError>>;
+
+    /// The event stood alone in its transaction, and the database refused a row that [`Handler::apply`] wrote for it: it is held, and this
+    /// says how. Whatever was learned of it downstream must be kept here, in rows that the database takes.
+    ///
+    /// # Errors
+    /// Stops the partition: there is no smaller part to try.
+    fn refused(
+        &self,
+        _tx: &mut Session,
+        _ctx: &BatchContext<Self::Answer>,
+        _event: &Claimed<Self::Event>,
+        error: &str,
+    ) -> impl Future<Output = Result<Outcome, DbError>> {
+        std::future::ready(Ok(Outcome::Refused { error: error.to_owned() }))
+    }
 }

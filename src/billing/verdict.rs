@@ -117,22 +117,36 @@ pub(super) fn row_without_provider(event: &OrderConfirmed) -> PaymentRow {
 
 /// Another row stood where ours should be written (or none, and it was refused all the same).
 pub(super) fn compare(ours: &PaymentRow, theirs: Option<&PaymentRow>) -> Outcome {
-    let said = match (&ours.provider_charge_id, ours.status) {
-        (Some(charge_id), _) => format!("charged as {charge_id}"),
-        (None, status) => status.as_str().to_owned(),
+    let not_recorded = |why: &str| match &ours.provider_charge_id {
+        Some(charge_id) => not_recorded(charge_id, why),
+        None => Outcome::Unknown { error: format!("{}, {why}", ours.status.as_str()), wait: None, parked: true },
     };
-    let unknown = |why: &str| Outcome::Unknown { error: format!("{said}, {why}"), wait: None, parked: true };
     match theirs {
-        None => unknown("but its payment row was not written, and there is none"),
+        None => not_recorded("but its payment row was not written, and there is none"),
         // Nobody was asked: nothing has happened that the other row does not tell.
         Some(theirs) if !same_payment(ours, theirs) && ours.attempts == 0 => conflict("has a payment of another content").outcome(),
-        Some(theirs) if !same_payment(ours, theirs) => unknown("but its payment row is of another content"),
+        Some(theirs) if !same_payment(ours, theirs) => not_recorded("but its payment row is of another content"),
         Some(theirs) => match (ours.status, theirs.status) {
-            (PaymentStatus::Charged, PaymentStatus::Declined) => unknown("but its payment row says declined"),
+            (PaymentStatus::Charged, PaymentStatus::Declined) => not_recorded("but its payment row says declined"),
             (_, PaymentStatus::Charged) => Outcome::Applied,
             (_, PaymentStatus::Declined) => Outcome::Declined,
         },
     }
+}
+
+/// The database takes no row for an event that stood alone: what was known of it then.
+pub(super) fn refused(kept: Option<Kept>, error: &str) -> Outcome {
+    match kept.map(|kept| kept.answer) {
+        Some(Answer::Charged { charge_id }) => not_recorded(&charge_id, &format!("but its row is refused: {error}")),
+        Some(answer) if answer.is_unknown() => {
+            Outcome::Unknown { error: format!("the answer is not known, and its row is refused: {error}"), wait: None, parked: true }
+        }
+        Some(_) | None => Outcome::Refused { error: error.to_owned() },
+    }
+}
+
+fn not_recorded(charge_id: &str, why: &str) -> Outcome {
+    Outcome::NotRecorded { error: format!("charged as {charge_id}, {why}"), charge_id: charge_id.to_owned() }
 }
 
 impl Verdict {
@@ -451,7 +465,23 @@ mod tests {
         assert_eq!(compare(&uncalled, Some(&ours)), Outcome::Applied);
         for theirs in [None, Some(&other), Some(&declined)] {
             let outcome = compare(&ours, theirs);
-            assert!(matches!(&outcome, Outcome::Unknown { parked: true, error, .. } if error.contains("ch_1")), "{outcome:?}");
+            assert!(matches!(&outcome, Outcome::NotRecorded { charge_id, .. } if charge_id == "ch_1"), "{outcome:?}");
+        }
+        assert!(matches!(compare(&declined, None), Outcome::Unknown { parked: true, .. }));
+    }
+
+    #[test]
+    fn an_event_whose_row_is_refused_is_held_by_what_was_answered() {
+        let outcome = |answer| refused(answer, "no");
+        assert_eq!(outcome(None), Outcome::Refused { error: "no".to_owned() });
+        for answer in every_answer() {
+            let unknown = answer.is_unknown();
+            match (answer.class(), outcome(Some(kept(answer)))) {
+                ("charged", Outcome::NotRecorded { error, charge_id }) => assert!(error.contains(&charge_id)),
+                ("charged", other) => panic!("{other:?}"),
+                (_, Outcome::Unknown { parked: true, wait: None, .. }) => assert!(unknown),
+                (class, other) => assert!(matches!(other, Outcome::Refused { .. }) && !unknown, "{class}: {other:?}"),
+            }
         }
     }
 }

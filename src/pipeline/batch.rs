@@ -53,6 +53,7 @@ pub struct Hold {
     error: String,
     state: HeldState,
     owns_claim: bool,
+    charge_id: Option<String>,
     attempts: i32,
     next_attempt_in: Option<Duration>,
 }
@@ -272,7 +273,7 @@ impl Hold {
     }
 
     fn unclaimed(reason: HeldReason, error: String) -> Self {
-        Self { reason, error, state: HeldState::Parked, owns_claim: false, attempts: 0, next_attempt_in: None }
+        Self { reason, error, state: HeldState::Parked, owns_claim: false, charge_id: None, attempts: 0, next_attempt_in: None }
     }
 
     fn claimed(reason: HeldReason, error: String, next: Next) -> Self {
@@ -280,7 +281,11 @@ impl Hold {
             Next::Again(wait) => (HeldState::Retrying, Some(wait)),
             Next::Park => (HeldState::Parked, None),
         };
-        Self { reason, error, state, owns_claim: true, attempts: 1, next_attempt_in }
+        Self { reason, error, state, owns_claim: true, charge_id: None, attempts: 1, next_attempt_in }
+    }
+
+    fn not_recorded(error: String, charge_id: String) -> Self {
+        Self { charge_id: Some(charge_id), ..Self::claimed(HeldReason::ChargedNotRecorded, error, Next::Park) }
     }
 
     fn row<'a>(&'a self, record: &'a Buffered, event_id: Option<Uuid>) -> NewHeld<'a> {
@@ -292,7 +297,7 @@ impl Hold {
             error: &self.error,
             state: self.state,
             owns_claim: self.owns_claim,
-            provider_charge_id: None,
+            provider_charge_id: self.charge_id.as_deref(),
             attempts: self.attempts,
             next_attempt_in: self.next_attempt_in,
         }
@@ -331,6 +336,8 @@ fn fate(outcome: Outcome, retry: &RetryPolicy) -> Fate {
         }
         Outcome::Rejected { error } => Fate::Held(Hold::claimed(HeldReason::Rejected, error, Next::Park)),
         Outcome::Conflict { error } => Fate::Held(Hold::unclaimed(HeldReason::Conflict, error)),
+        Outcome::Refused { error } => Fate::Held(Hold::claimed(HeldReason::Refused, error, Next::Park)),
+        Outcome::NotRecorded { error, charge_id } => Fate::Held(Hold::not_recorded(error, charge_id)),
     }
 }
 

@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::command::Records;
-use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
+use crate::pipeline::dedup::{Again, Done, Refusal, RunBatch, Settled, Work, Written};
 use crate::pipeline::supervisor::{Report, Reported};
 use crate::pipeline::window::Window;
 use crate::pipeline::workers::Workers;
@@ -222,6 +222,7 @@ impl<H: Business> PartitionActor<H> {
                 self.window.abandon();
                 self.recover(again, ctx);
             }
+            Some(Done::Refused(refusal)) => self.halve(&refusal),
             Some(Done::Fenced) => self.end(Report::Fenced, ctx),
             Some(Done::Died) => self.end(Report::Died, ctx),
             Some(Done::Stop(reason)) => self.end(Report::Stop(reason), ctx),
@@ -247,10 +248,20 @@ impl<H: Business> PartitionActor<H> {
             Some(_) => [self.due, next_due].into_iter().flatten().min(),
             None => next_due,
         };
-        // After events that were not started the next batch is small, and grows again.
-        let full = self.workers.engine().batch_max;
-        self.batch_max = if settled.given_back.is_empty() { full } else { (2 * settled.started).clamp(1, full) };
+        // After events that were not started, or rows that were refused, the next batch is small, and grows again.
+        let most = if settled.given_back.is_empty() { 2 * self.batch_max } else { 2 * settled.started };
+        self.batch_max = most.clamp(1, self.workers.engine().batch_max);
         self.not_before = settled.wait.map(|wait| now + wait);
+    }
+
+    /// One of the records is the offender: the next batch has half of them, until it stands alone and is held.
+    fn halve(&mut self, refusal: &Refusal) {
+        self.window.abandon();
+        self.batch_max = (refusal.records / 2).max(1);
+        if refusal.held_row.is_some() {
+            self.due = Some(Instant::now());
+        }
+        warn!(partition = self.partition, records = refusal.records, error = refusal.error, "rolled back; it runs again in halves");
     }
 
     /// After an outage: wait, take a new epoch where the database may have gone back, and go on with the same window.

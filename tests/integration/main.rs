@@ -17,6 +17,7 @@ mod every_refusal_of_the_provider_has_its_consequence;
 mod five_processes_start_at_once;
 mod never_more_than_partition_concurrency_transactions_are_open;
 mod nobody_is_called_who_may_have_paid_already;
+mod one_refused_row_costs_only_its_own_event;
 mod poison_is_held_and_the_partition_moves_on;
 mod sigterm_under_load_ends_in_order;
 mod support;

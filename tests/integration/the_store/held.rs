@@ -148,7 +148,7 @@ async fn each_update_moves_its_own_row_and_only_what_was_tried_counts() {
             ids[1],
             HeldUpdate::Retrying { error: "no\0 answer".to_owned(), reason: HeldReason::Unknown, next_attempt_in: Duration::MAX },
         ),
-        (ids[2], HeldUpdate::Parked { reason: HeldReason::Rejected, error: "refused".to_owned() }),
+        (ids[2], HeldUpdate::Parked { reason: HeldReason::Rejected, error: "refused".to_owned(), charge_id: None }),
     ];
     committed(&mut s, async |s| update(s, &updates).await).await;
     let sql =
