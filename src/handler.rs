@@ -124,7 +124,7 @@ impl fmt::Display for HeldReason {
 ///
 /// ```compile_fail,E0451
 /// # use onceward::handler::Claimed;
-/// let forged = Claimed { event: (), offset: onceward::record::Offset(0) };
+/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), in_doubt: false };
 /// ```
 ///
 /// Reading one is open to every handler:
@@ -139,17 +139,28 @@ impl fmt::Display for HeldReason {
 pub struct Claimed<E> {
     event: E,
     offset: Offset,
+    in_doubt: bool,
 }
 
 impl<E> Claimed<E> {
     /// The engine's only door: called with what the claim statement returned, or with a held row it has locked.
     pub(crate) const fn new(event: E, offset: Offset) -> Self {
-        Self { event, offset }
+        Self { event, offset, in_doubt: false }
+    }
+
+    /// The same, in doubt or not.
+    pub(crate) fn in_doubt_if(self, in_doubt: bool) -> Self {
+        Self { in_doubt, ..self }
     }
 
     /// The event.
     pub const fn event(&self) -> &E {
         &self.event
+    }
+
+    /// The database went back in time, and its effect may have happened before: what a downstream was asked is not remembered.
+    pub const fn is_in_doubt(&self) -> bool {
+        self.in_doubt
     }
 
     /// Where its record stands; for order and explanation, never a key.
@@ -276,6 +287,17 @@ impl StopFlag {
     }
 }
 
+/// Why the downstream is not to be called, and no event is to be claimed for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// For people.
+    pub reason: String,
+    /// Since when.
+    pub since: Instant,
+    /// When to ask again; `None`: one batch may try.
+    pub wait: Option<Duration>,
+}
+
 /// What a handler may know of the batch it is in.
 #[derive(Debug)]
 pub struct BatchContext<A> {
@@ -322,6 +344,20 @@ pub trait Handler: Send + Sync + 'static {
         ctx: &BatchContext<Self::Answer>,
         events: &[Claimed<Self::Event>],
     ) -> impl Future<Output = Result<Vec<Outcome>, DbError>>;
+
+    /// Asked before each batch: while the downstream is not to be called, partitions pause.
+    fn pause(&self) -> Option<Pause> {
+        None
+    }
+
+    /// The database went back in time, to a state in which events of this partition were held that may have been applied since. Called
+    /// once, in the transaction that notes it, before any event is applied.
+    ///
+    /// # Errors
+    /// It is tried again.
+    fn doubt_held(&self, _tx: &mut Session, _source: SourceId, _group: &str) -> impl Future<Output = Result<(), DbError>> {
+        std::future::ready(Ok(()))
+    }
 
     /// The event stood alone in its transaction, and the database refused a row that [`Handler::apply`] wrote for it: it is held, and this
     /// says how. Whatever was learned of it downstream must be kept here, in rows that the database takes.

@@ -27,6 +27,7 @@ use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
+use crate::store::consumed_partitions::Doubt;
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
@@ -94,6 +95,8 @@ pub struct RunBatch<A> {
     pub epoch: Epoch,
     /// What the fence must find.
     pub written: Written,
+    /// Which new events may have been charged before the database went back in time.
+    pub doubt: Doubt,
     /// What to do.
     pub work: Work,
     /// Answers of earlier tries.
@@ -109,6 +112,8 @@ pub enum Done {
     Settled(Settled),
     /// The row is not ours any more; nothing was written.
     Fenced,
+    /// The database is not in the state that this owner left it in; nothing was written.
+    WentBack(String),
     /// It ran into an outage, or nobody knows whether it committed; run it again.
     Again(Again),
     /// Rows of one of its records are refused, and it is not known of which; nothing was written. Run it again in smaller parts.
@@ -292,7 +297,8 @@ fn give_up(error: BatchError) -> Done {
     match error {
         BatchError::Fenced => Done::Fenced,
         BatchError::Refused(refusal) => Done::Refused(refusal),
-        BatchError::WentBack { .. } | BatchError::Swallowed(_) | BatchError::Panicked | BatchError::NoDay => Done::Stop(words),
+        BatchError::WentBack { .. } => Done::WentBack(words),
+        BatchError::Swallowed(_) | BatchError::Panicked | BatchError::NoDay => Done::Stop(words),
         BatchError::Database(error) => match error.class() {
             ErrorClass::Connection => Done::Again(Again { error: words, rebump: true, perhaps: None }),
             ErrorClass::Retry => Done::Again(Again { error: words, rebump: false, perhaps: None }),
@@ -318,7 +324,7 @@ async fn run_window<H: Business>(
     let error_of = |error| row_error(error, window.records().len(), None, refusal);
     let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
         let claimed = claim(engine, tx, run, &mut batch).await?;
-        let events = batch.take_claimed();
+        let events = batch.take_claimed(&run.doubt);
         let outcomes = apply(engine, tx, run, &events, refusal).await.map_err(error_of)?;
         batch.conclude(outcomes, &engine.retry);
 

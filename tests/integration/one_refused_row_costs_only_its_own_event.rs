@@ -6,8 +6,7 @@ use onceward::lab::provider_stub::{Act, ProviderStub, Rule};
 
 use crate::support::{Order, World, assert_charged_once, assert_the_books_agree, eventually, eventually_equal, stub};
 
-const HELD: &str =
-    "SELECT event_id || ' ' || reason || ' ' || state || ' ' || owns_claim || ' ' || coalesce(provider_charge_id, '-') FROM held_event";
+const HELD: &str = "SELECT event_id || ' ' || reason || ' ' || state || ' ' || owns_claim || ' ' || coalesce(provider_charge_id, '-') FROM held_event";
 const UNLUCKY: &str = "ALTER TABLE payment ADD CONSTRAINT unlucky CHECK (amount <> 13)";
 const LUCKY: &str = "ALTER TABLE payment DROP CONSTRAINT unlucky";
 const AGAIN: &str = "UPDATE held_event SET state = 'retrying', next_attempt_at = now() WHERE state = 'parked'";
