@@ -104,7 +104,7 @@ settings! {
         /// Whether the provider is asked what became of a charge whose key it may have forgotten; `none` leaves those to a person.
         query: ProviderQuery = ProviderQuery::None,
         /// "No such charge" is believed only so long after the last attempt.
-        query_settle: Duration = Duration::from_secs(600),
+        query_settle: Duration = Duration::from_secs(300),
         /// The longest `Retry-After` that is honoured.
         retry_after_cap: Duration = Duration::from_secs(300),
         /// The provider repeats a stored answer, so that a refusal after an unknown answer is definite.

@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(client.find(never).await, Found::Nothing);
         assert_eq!((stub.calls().posts, stub.calls().look_ups, stub.ledger().len()), (1, 2, 1));
         drop(stub);
-        assert!(matches!(client.find(charged).await, Found::Unclear(Answer::NotReached { .. })));
+        assert!(matches!(client.find(charged).await, Found::Unclear(_)));
     }
 
     #[tokio::test]

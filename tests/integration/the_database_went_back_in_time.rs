@@ -94,7 +94,7 @@ fn restored_under_a_running_process_it_charges_nothing_again() {
 #[test]
 fn a_standby_that_was_promoted_is_accepted_and_only_the_backlog_is_in_doubt() {
     let (world, stub) = (World::with_partitions(1), stub());
-    let (backlog, new) = (Order::some(3), Order::some(3));
+    let backlog = Order::some(3);
     let first = world.engine().provider(&stub.url()).start();
     eventually_equal("owned", 1, || world.database.count("SELECT count(*) FROM consumed_partition"));
     assert!(first.terminate().success());
@@ -104,6 +104,7 @@ fn a_standby_that_was_promoted_is_accepted_and_only_the_backlog_is_in_doubt() {
     let engine = world.engine().provider(&stub.url()).start();
     eventually_equal("the backlog is paid", 3, || world.database.count(PAID));
     assert_eq!(world.database.column("SELECT DISTINCT attempts FROM payment"), ["2"], "each may have been asked for before");
+    let new = Order::some(3);
     send(&world, &new);
     eventually_equal("paid", 6, || world.database.count(PAID));
     assert_the_books_agree(&world, &stub, backlog.iter().chain(&new));
