@@ -110,7 +110,7 @@ async fn serve_until<H: Handler>(
     };
     say_start(&config, floor);
 
-    let (supervisor, engine) = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
+    let Started { supervisor, engine } = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
     actix::spawn(upkeep(config.clone(), engine, readiness.clone()));
 
     tokio::select! {
@@ -248,6 +248,12 @@ fn say_start(config: &Config, floor: Uuid) {
     );
 }
 
+/// What runs.
+struct Started<H: Handler> {
+    supervisor: Addr<Supervisor<H>>,
+    engine: Arc<Engine<H>>,
+}
+
 fn start<H: Handler>(
     config: &Config,
     handler: H,
@@ -255,7 +261,7 @@ fn start<H: Handler>(
     status: Status,
     readiness: Readiness,
     fatal: &Fatal,
-) -> anyhow::Result<(Addr<Supervisor<H>>, Arc<Engine<H>>)> {
+) -> anyhow::Result<Started<H>> {
     let topic = config.kafka.topic.clone();
     let consumer: BaseConsumer<Rebalances> = config
         .kafka
@@ -306,7 +312,7 @@ fn start<H: Handler>(
         readiness,
         fatal: fatal.clone(),
     };
-    Ok((Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine))
+    Ok(Started { supervisor: Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine })
 }
 
 /// Who we are, for people who look at `consumed_partition`.

@@ -23,6 +23,7 @@ use crate::metrics;
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::run_due;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
+use crate::pipeline::refusal::{Refusal, row_error};
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
 use crate::retention::Days;
@@ -148,17 +149,6 @@ pub struct Again {
     pub rebump: bool,
     /// What the row may hold now, when the outcome of COMMIT is unknown.
     pub perhaps: Option<NextOffset>,
-}
-
-/// Rows that the database refuses because of a value in them, or a record on which the handler panics.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// How many records the transaction had. If it is one, that one is the offender.
-    pub records: usize,
-    /// The first of them, if they were held events.
-    pub held_row: Option<i64>,
-    /// What was said.
-    pub error: String,
 }
 
 /// Why a transaction rolled back.
@@ -446,25 +436,6 @@ pub(super) async fn apply<H: Business>(
     metrics::stage(metrics::Stage::Apply, started.elapsed());
     // A handler's own statements carry no SQLSTATE: the session knows the last one.
     applied.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("apply", error)))
-}
-
-/// Whose fault an error of effect rows or held rows is: a refused value, or a panic, is one record's. Once that one stands alone and its
-/// refusal is refused too, it is everybody's.
-pub(super) fn row_error(error: BatchError, records: usize, held_row: Option<i64>, refusal: Option<&Refusal>) -> BatchError {
-    let of_one_record = match &error {
-        BatchError::Panicked => true,
-        BatchError::Database(error) => error.class() == ErrorClass::Data,
-        BatchError::Fenced
-        | BatchError::WentBack { .. }
-        | BatchError::NoDay
-        | BatchError::Swallowed(_)
-        | BatchError::Refused(_) => false,
-    };
-    if of_one_record && refusal.is_none() {
-        BatchError::Refused(Refusal { records, held_row, error: error.to_string() })
-    } else {
-        error
-    }
 }
 
 pub(super) fn report(counts: Counts) {

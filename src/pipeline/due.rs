@@ -10,7 +10,8 @@ use uuid::Uuid;
 use crate::handler::{Claimed, Event, Handler as Business, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, decode_guarded};
-use crate::pipeline::dedup::{BatchError, Engine, Refusal, RunBatch, Settled, apply, fence, report, row_error};
+use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, fence, report};
+use crate::pipeline::refusal::{Refusal, row_error};
 use crate::store::held_events::{self, DueHeld, HeldUpdate};
 use crate::store::{Session, TransactionError};
 

@@ -528,7 +528,7 @@ mod tests {
         assert_eq!(found(200, r#"{"id":"ch_1","idempotency_key":"key"}"#), charge());
         assert_eq!(found(200, &format!(r#"{{"data":[{{"id":"ch_0","idempotencyKey":"other"}},{ours}]}}"#)), charge());
         assert_eq!(found(200, r#"{"data":[]}"#), Found::Nothing);
-        for code in ["resource_missing", "not_found", "charge_not_found"] {
+        for code in ["resource_missing", "charge_not_found"] {
             assert_eq!(found(404, &format!(r#"{{"error":{{"code":"{code}"}}}}"#)), Found::Nothing);
         }
         for (status, body, class) in [
@@ -542,7 +542,7 @@ mod tests {
             (204, "", "unknown"),
             (201, ours, "unknown"),
             (404, HTML, "configuration"),
-            (404, r#"{"error":{"code":"unknown_path"}}"#, "configuration"),
+            (404, r#"{"error":{"code":"not_found"}}"#, "configuration"),
             (302, "", "redirect"),
             (401, NO, "configuration"),
             (402, NO, "unknown"),

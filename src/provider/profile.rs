@@ -59,9 +59,9 @@ impl Profile {
         CODES.contains(&code) || CODES.contains(&kind) || kind == "idempotency_error" && code != IN_USE
     }
 
-    /// Whether a 404 means that there is no such charge, and not that there is no such place.
+    /// Whether a 404 means that there is no such charge, and not that there is no such place. "not_found" could be either.
     pub(super) fn is_no_such_charge(&self, code: &str) -> bool {
-        matches!(code, "resource_missing" | "not_found" | "charge_not_found")
+        matches!(code, "resource_missing" | "charge_not_found")
     }
 
     /// Whether the `status` in the body of a charge says that the money moves.

@@ -19,17 +19,17 @@ fn charge_id(stub: &ProviderStub, order: &Order) -> String {
 #[test]
 fn a_charge_whose_row_is_refused_is_held_with_its_charge_and_its_replay_asks_nobody() {
     let (world, stub) = (World::with_partitions(1), stub());
-    let mut orders = Order::some(300);
-    orders[137] = Order::new().amount("13.00");
+    let mut orders = Order::some(512);
+    orders[300] = Order::new().amount("13.00");
     world.database.execute(UNLUCKY);
     world.topic.send(orders.iter().map(Order::message));
     let engine = world.engine().provider(&stub.url()).start();
     eventually_equal("the frontier has passed all", 0, || world.topic.lag(&world.group));
     assert_charged_once(&stub, &orders);
-    assert_eq!(stub.calls().posts, 300, "nobody is asked twice, however often the batch was halved");
-    assert_eq!(world.database.count("SELECT count(*) FROM payment"), 299);
-    let charge = charge_id(&stub, &orders[137]);
-    let id = orders[137].event_id;
+    assert_eq!(stub.calls().posts, 512, "nobody is asked twice, however often the batch was halved");
+    assert_eq!(world.database.count("SELECT count(*) FROM payment"), 511);
+    let charge = charge_id(&stub, &orders[300]);
+    let id = orders[300].event_id;
     assert_eq!(world.database.column(HELD), [format!("{id} charged_not_recorded parked true {charge}")]);
     let attempts = "SELECT event_id || ' ' || answer || ' ' || provider_charge_id FROM payment_attempt";
     assert_eq!(world.database.column(attempts), [format!("{id} charged {charge}")]);
@@ -39,9 +39,9 @@ fn a_charge_whose_row_is_refused_is_held_with_its_charge_and_its_replay_asks_nob
     world.database.execute(AGAIN);
     assert!(engine.terminate().success());
     let _next = world.engine().provider(&stub.url()).start();
-    eventually_equal("its row is written", 300, || world.database.count("SELECT count(*) FROM payment"));
+    eventually_equal("its row is written", 512, || world.database.count("SELECT count(*) FROM payment"));
     assert_the_books_agree(&world, &stub, &orders);
-    assert_eq!(stub.calls().posts, 300);
+    assert_eq!(stub.calls().posts, 512);
 }
 
 #[test]
