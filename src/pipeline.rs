@@ -20,6 +20,7 @@ pub mod window;
 pub mod batch;
 pub mod dedup;
 mod due;
+pub mod refusal;
 pub mod workers;
 
 pub mod payment;

@@ -23,6 +23,8 @@ pub struct Snapshot {
     pub partitions: BTreeMap<i32, PartitionStatus>,
     /// Held events of the whole group and topic, as last counted.
     pub held: Vec<(HeldReason, HeldState, i64)>,
+    /// Why the downstream is not called.
+    pub paused: Option<String>,
 }
 
 /// One owned partition.
@@ -105,6 +107,11 @@ impl Status {
         self.lock().held = counts;
     }
 
+    /// Why the downstream is not called, if so.
+    pub fn paused(&self, reason: Option<String>) {
+        self.lock().paused = reason;
+    }
+
     /// The view at this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -152,6 +159,8 @@ impl Readiness {
     pub const ASSIGNMENT: &'static str = "assignment";
     /// No partition of ours waits for a person.
     pub const PARTITIONS: &'static str = "partitions";
+    /// The downstream is called.
+    pub const PROVIDER: &'static str = "provider";
 
     /// With the three latches of the service, all red.
     #[must_use]

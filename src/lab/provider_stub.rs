@@ -9,7 +9,7 @@
 //! | request | answer |
 //! | --- | --- |
 //! | `POST /v1/charges` | the charge; 422 for another body under a known key; 409 while the key is being worked on |
-//! | `GET /v1/charges?idempotency_key=K` | the stored answer of that key, or 404 |
+//! | `GET /v1/charges?idempotency_key=K` | the charge of that key however old, else its stored answer, or 404 |
 //! | `GET /v1/ledger` | one JSON line per booked charge, decline or failure |
 //! | `POST /script` | adds rules (a JSON array of [`Rule`]); `DELETE /script` drops them |
 //! | `POST /release` | lets every held call go on |
@@ -195,6 +195,11 @@ impl ProviderStub {
     /// Forgets every key and its stored answer; the booked charges stay.
     pub fn forget_keys(&self) {
         self.shared.state().ledger.forget_keys();
+    }
+
+    /// Look-ups find nothing from here on, as while a provider's index lags behind; or they see again.
+    pub fn be_blind(&self, blind: bool) {
+        self.shared.state().blind = blind;
     }
 
     /// Closes the next `n` connections before reading from them.

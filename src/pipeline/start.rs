@@ -23,17 +23,6 @@ pub struct Known {
 /// Why a partition does not start. It needs a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Kafka has committed more than the database has settled.
-    #[error(
-        "Kafka's committed offset {committed} is ahead of {next_offset} in consumed_partition: the database went back in time, or the group was moved \
-         ahead by hand. Restore the database, or move the group back with kafka-consumer-groups --reset-offsets --to-offset {next_offset}"
-    )]
-    KafkaAhead {
-        /// Kafka's.
-        committed: NextOffset,
-        /// Ours.
-        next_offset: NextOffset,
-    },
     /// Records that were not settled are gone from the log.
     #[error("records {base} to {first} are gone from the log (retention, or the topic was made anew) and were not settled")]
     Gap {
@@ -59,11 +48,10 @@ pub enum Refusal {
 pub fn resolve(known: &Known) -> Result<NextOffset, Refusal> {
     let (first, end) = known.log;
     let base = match (known.committed, known.next_offset) {
-        (Some(committed), Some(next_offset)) if committed > next_offset => {
-            return Err(Refusal::KafkaAhead { committed, next_offset });
-        }
-        // Behind or equal: a replay, or a commit that came after a kill. The claims absorb it.
-        (Some(committed), _) => committed,
+        // Kafka behind: a replay, or a commit that came after a kill; the claims absorb it. Kafka ahead: the database went back in time, or
+        // somebody moved the group; whoever calls has noted the doubt.
+        (Some(committed), Some(next_offset)) => committed.min(next_offset),
+        (Some(committed), None) => committed,
         (None, Some(next_offset)) => next_offset,
         (None, None) => {
             let from_start = known.added_later || known.fresh == Start::Earliest;
@@ -105,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn kafka_ahead_of_the_database_stops_the_partition() {
-        assert!(matches!(resolve(&known(Some(31), Some(30))), Err(Refusal::KafkaAhead { .. })));
+    fn kafka_ahead_of_the_database_starts_where_the_database_stands() {
+        assert_eq!(resolve(&known(Some(31), Some(30))), Ok(NextOffset(30)));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::offset::{OffsetActor, Release, Track};
-use crate::pipeline::partition::{Drain, PartitionActor, Positioned};
+use crate::pipeline::partition::{Drain, PartitionActor, Positioned, Wrote};
 use crate::pipeline::rebalance::{Rebalance, Rebalances};
 use crate::pipeline::takeover::{Placed, Takeover};
 use crate::pipeline::workers::Workers;
@@ -41,6 +41,8 @@ const DEATHS: u32 = 5;
 pub enum Report {
     /// Its row is not ours any more.
     Fenced,
+    /// The database is not in the state that it left it in.
+    WentBack(String),
     /// Records may be missing.
     ChainBroken,
     /// It, or the DedupActor that ran its batch, panicked.
@@ -106,6 +108,7 @@ struct Owned<H: Business> {
     life: Life<H>,
     /// Outlive the actors, so that nobody is called twice for want of a memory.
     answers: Answers<H::Answer>,
+    wrote: Wrote,
     stop: StopFlag,
     /// Held while the partition is bumped: bumps of one partition are serial.
     bumping: Arc<tokio::sync::Mutex<()>>,
@@ -187,6 +190,7 @@ impl<H: Business> Supervisor<H> {
             run,
             life: Life::Starting,
             answers: Answers::default(),
+            wrote: Wrote::default(),
             stop: stop.clone(),
             bumping: Arc::default(),
             deaths: (NextOffset(0), 0),
@@ -194,7 +198,7 @@ impl<H: Business> Supervisor<H> {
         owned.run = run;
         owned.life = Life::Starting;
         owned.stop = stop.clone();
-        Takeover { partition, run, after, cancelled: stop, bumping: Arc::clone(&owned.bumping) }
+        Takeover { partition, run, after, wrote: owned.wrote.clone(), cancelled: stop, bumping: Arc::clone(&owned.bumping) }
     }
 
     /// Starts the actor of a partition that is positioned, or says why it stands still. Out: the partition's route.
@@ -239,13 +243,19 @@ impl<H: Business> Supervisor<H> {
                 self.stop_partition(partition, &format!("actors died {DEATHS} times in a row on this partition; the log says why"))
             }
             Report::ChainBroken => self.restart(partition, Some((source, epoch)), ctx),
-            Report::Fenced => self.ask_whether_ours(partition, run, ctx),
+            Report::Fenced => {
+                warn!(partition, "the ownership row has another epoch");
+                self.ask_whether_ours(partition, run, ctx);
+            }
+            Report::WentBack(words) => {
+                warn!(partition, words, "the database is not as this owner left it: the partition is taken over anew");
+                self.ask_whether_ours(partition, run, ctx);
+            }
         }
     }
 
-    /// Somebody else has the row. Only Kafka can say whether the partition is still ours.
+    /// Somebody else has the row, or it is another row now. Only Kafka can say whether the partition is still ours.
     fn ask_whether_ours(&mut self, partition: i32, run: u64, ctx: &mut Context<Self>) {
-        warn!(partition, "the ownership row has another epoch");
         let (answer, answered) = oneshot::channel();
         let _ = self.wiring.commands.send(Command::Probe { partition, answer });
         ctx.spawn(answered.into_actor(self).map(move |ours, actor, ctx| {

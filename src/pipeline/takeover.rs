@@ -12,17 +12,18 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{Offset as Place, TopicPartitionList};
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::config::Start;
 use crate::handler::{Handler as Business, StopFlag};
+use crate::metrics;
 use crate::pipeline::dedup::{Engine, Written};
-use crate::pipeline::partition::Positioned;
+use crate::pipeline::partition::{Positioned, Wrote};
 use crate::pipeline::rebalance::Rebalances;
 use crate::pipeline::start::{self, Known};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
-use crate::store::consumed_partitions::{self, Ownership};
-use crate::store::{DbError, attempts, held_events};
+use crate::store::consumed_partitions::{self, Doubt, Ownership};
+use crate::store::{DbError, Session, TransactionError, attempts, held_events};
 
 /// The wait between two tries while the database or the broker does not answer.
 const RETRY: Duration = Duration::from_millis(250);
@@ -38,6 +39,8 @@ pub struct Takeover {
     pub run: u64,
     /// Only if the row still has this epoch: a replaced actor's partition, which a zombie must not steal back.
     pub after: Option<(SourceId, Epoch)>,
+    /// What this process wrote last, if it had the partition before.
+    pub wrote: Wrote,
     /// Raised: the partition is gone again.
     pub cancelled: StopFlag,
     /// Held while bumping.
@@ -96,8 +99,13 @@ impl Takeover {
         let logs = logs.await?;
         let mut placed = Vec::with_capacity(takeovers.len());
         for (takeover, bumped) in takeovers.iter().zip(bumped) {
-            let Some((ownership, next_due)) = bumped? else { continue };
+            let Some((mut ownership, next_due)) = bumped? else { continue };
             let log = logs[&takeover.partition];
+            let one = std::slice::from_ref(takeover);
+            if let Some(ahead) = takeover.went_back(&ownership, log) {
+                let doubted = async || store_doubt(engine, ownership.source, ahead).await.map_err(|error| error.to_string());
+                ownership.doubt = Self::again(one, doubted).await?;
+            }
             let outcome = takeover.resolve(ownership, next_due, log, start, group_is_known);
             placed.push(Placed { partition: takeover.partition, run: takeover.run, outcome, fallback: log.end });
         }
@@ -141,6 +149,26 @@ impl Takeover {
         bumped.await.map_err(|error| error.to_string())
     }
 
+    /// Whether the database has lost what it had: then up to which offset it is known to have been further.
+    fn went_back(&self, ownership: &Ownership, log: Log) -> Option<Option<NextOffset>> {
+        let next_offset = ownership.next_offset;
+        // Of a group that never was here, Kafka's offset alone says nothing; what we wrote ourselves does.
+        let ahead =
+            log.committed.filter(|_| next_offset.is_some()).max(self.wrote.last()).filter(|further| Some(*further) > next_offset);
+        let words = match (&ownership.went_back, ahead) {
+            (Some(words), _) => words.clone(),
+            (None, Some(ahead)) => format!("it was settled up to {ahead}, and the database says {next_offset:?}"),
+            (None, None) => return None,
+        };
+        error!(
+            partition = self.partition,
+            words,
+            "the database went back in time, or the group was moved ahead: nothing that may have been charged is asked for blindly"
+        );
+        metrics::database_went_back();
+        Some(ahead)
+    }
+
     fn resolve(
         &self,
         ownership: Ownership,
@@ -149,15 +177,14 @@ impl Takeover {
         start: Start,
         group_is_known: bool,
     ) -> Result<Positioned, String> {
-        if let Some(words) = ownership.went_back {
-            return Err(words);
-        }
+        // A row that was ours and has forgotten where it stood: Kafka's offset would skip what the database has lost.
+        let forgotten = ownership.next_offset.is_none() && self.wrote.last().is_some();
         let known = Known {
-            committed: log.committed,
+            committed: log.committed.filter(|_| !forgotten),
             next_offset: ownership.next_offset,
             log: (log.first, log.end),
             fresh: start,
-            added_later: group_is_known,
+            added_later: group_is_known || forgotten,
         };
         let base = start::resolve(&known).map_err(|refusal| refusal.to_string())?;
         Ok(Positioned {
@@ -168,6 +195,8 @@ impl Takeover {
             base,
             committed: log.committed,
             next_due,
+            doubt: ownership.doubt,
+            wrote: self.wrote.clone(),
         })
     }
 }
@@ -181,6 +210,20 @@ async fn pin<H: Business>(engine: &Engine<H>, ends: &BTreeMap<i32, NextOffset>) 
     let mut session = engine.store.control.get().await.map_err(DbError::from)?;
     let ends: Vec<_> = ends.iter().map(|(partition, end)| (*partition, *end)).collect();
     consumed_partitions::pin(&mut session, &engine.group, &engine.topic, &ends).await
+}
+
+/// Before the first batch: what may have been charged is noted, with the held events that are open.
+async fn store_doubt<H: Business>(engine: &Engine<H>, source: SourceId, ahead: Option<NextOffset>) -> Result<Doubt, DbError> {
+    let mut session = engine.store.control.get().await.map_err(DbError::from)?;
+    let limits = consumed_partitions::bump_limits(&session);
+    let stored = session.transaction("doubt", &limits, async |tx: &mut Session| {
+        let doubt = consumed_partitions::doubt(tx, source, ahead).await?;
+        engine.handler.doubt_held(tx, source, &engine.group).await?;
+        Ok::<_, DbError>(doubt)
+    });
+    stored.await.map_err(|error| match error {
+        TransactionError::Body(error) | TransactionError::CommitUnknown(error) | TransactionError::Begin(error) => error,
+    })
 }
 
 /// Puts a blocking question to the broker, off the actors' thread.

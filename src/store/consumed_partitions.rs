@@ -15,7 +15,7 @@ use super::schema::consumed_partition;
 use super::session::TimeLimits;
 use super::statement::statement;
 use super::{DbError, Session};
-use crate::record::{Epoch, NextOffset, RecordDigest, SourceId};
+use crate::record::{Epoch, NextOffset, Offset, RecordDigest, SourceId};
 
 /// What the new owner of a partition finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,17 @@ pub struct Ownership {
     pub last_record_digest: Option<RecordDigest>,
     /// In words: the database is not the one that the row was last written on, or was promoted since. Commits may be lost.
     pub went_back: Option<String>,
+    /// Which new events may have been charged before.
+    pub doubt: Doubt,
+}
+
+/// Which events that are new to the database may have been charged before it went back in time. It only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// Those of records below this offset.
+    pub offset: Option<NextOffset>,
+    /// Those whose id is not younger: milliseconds since 1970, by the database's clock.
+    pub before_ms: Option<i64>,
 }
 
 /// What a batch's transaction knows once it holds its ownership row.
@@ -70,6 +81,26 @@ pub async fn rebump(s: &mut Session, source: SourceId, epoch: Epoch, owner: &str
         Ok(s.row("rebump", rebump).await?.map(|row| ownership(row, server)))
     })
     .await
+}
+
+/// Notes that the database went back in time: events up to now, and those below `offset`, are in doubt. The server is known from now on.
+/// Needs no fence: doubt only grows.
+///
+/// # Errors
+/// As [`bump`].
+pub async fn doubt(s: &mut Session, source: SourceId, offset: Option<NextOffset>) -> Result<Doubt, DbError> {
+    let Server { system_identifier, timeline } = Server::ask(s).await?;
+    let store = StoreDoubt { offset: offset.map(|offset| offset.0), system_identifier, timeline, source: source.0 };
+    let (offset, before_ms): (Option<i64>, Option<i64>) =
+        s.row("doubt", store).await?.ok_or_else(|| DbError::program("doubt", "the partition's row is gone"))?;
+    Ok(Doubt { offset: offset.map(NextOffset), before_ms })
+}
+
+/// The limits of a bump and of what goes with it.
+#[must_use]
+pub fn bump_limits(s: &Session) -> TimeLimits {
+    let limits = s.limits();
+    TimeLimits { lock: limits.lock.min(BUMP_WAIT), ..limits }
 }
 
 /// Locks the ownership row until the transaction ends. `None`: the epoch has moved on, and nothing may be written.
@@ -137,9 +168,14 @@ pub async fn pin(s: &mut Session, group: &str, topic: &str, starts: &[(i32, Next
 /// How long a bump waits for the old owner's batch before it is tried anew: its connection serves other partitions too.
 const BUMP_WAIT: Duration = Duration::from_secs(1);
 
-fn bump_limits(s: &Session) -> TimeLimits {
-    let limits = s.limits();
-    TimeLimits { lock: limits.lock.min(BUMP_WAIT), ..limits }
+impl Doubt {
+    /// Whether it may have been charged, provided that nothing is known of it.
+    #[must_use]
+    pub fn covers(&self, event_id: Uuid, offset: Offset) -> bool {
+        // A UUID v7 begins with its millisecond, in 48 bits.
+        let id_ms = i64::try_from(event_id.as_u128() >> 80).unwrap_or(i64::MAX);
+        self.offset.is_some_and(|below| offset.0 < below.0) || self.before_ms.is_some_and(|before| id_ms <= before)
+    }
 }
 
 /// Which server this is; an ordinary role can ask. The timeline is read from where it writes: the one in `pg_control_checkpoint`
@@ -158,11 +194,12 @@ impl Server {
     }
 }
 
-type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>);
-type OwnershipTypes = (Integer, BigInt, Nullable<BigInt>, Nullable<BigInt>, Nullable<BigInt>, Nullable<Integer>);
+type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<i64>, Option<i64>);
+type OwnershipTypes =
+    (Integer, BigInt, Nullable<BigInt>, Nullable<BigInt>, Nullable<BigInt>, Nullable<Integer>, Nullable<BigInt>, Nullable<BigInt>);
 
 fn ownership(row: OwnershipRow, server: Server) -> Ownership {
-    let (id, epoch, next_offset, digest, system_identifier, timeline) = row;
+    let (id, epoch, next_offset, digest, system_identifier, timeline, doubt_offset, before_ms) = row;
     let Server { system_identifier: system_now, timeline: timeline_now } = server;
     let went_back = match (system_identifier, timeline) {
         (Some(before), _) if before != system_now => Some(format!("the system identifier was {before} and is {system_now}")),
@@ -175,7 +212,15 @@ fn ownership(row: OwnershipRow, server: Server) -> Ownership {
         next_offset: next_offset.map(NextOffset),
         last_record_digest: digest.map(RecordDigest),
         went_back,
+        doubt: Doubt { offset: doubt_offset.map(NextOffset), before_ms },
     }
+}
+
+/// Rounded up: what was called before that moment has an id that is not younger.
+macro_rules! doubt_columns {
+    () => {
+        "doubt_offset, ceil(extract(epoch FROM doubt_before) * 1000)::bigint"
+    };
 }
 
 #[cfg(feature = "lab")]
@@ -201,13 +246,13 @@ statement! {
         group: &'a str => Text, topic: &'a str => Text, partition: i32 => Integer, owner: &'a str => Text,
         system_identifier: i64 => BigInt, timeline: i32 => Integer,
     } -> OwnershipTypes {
-        "INSERT INTO consumed_partition AS p (consumer_group, topic, partition, owner, epoch, system_identifier, timeline)
+        concat!("INSERT INTO consumed_partition AS p (consumer_group, topic, partition, owner, epoch, system_identifier, timeline)
          VALUES (:group, :topic, :partition, :owner, 1, :system_identifier, :timeline)
          ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET
              epoch = p.epoch + 1, owner = excluded.owner, updated_at = now(),
              system_identifier = coalesce(p.system_identifier, excluded.system_identifier),
              timeline = coalesce(p.timeline, excluded.timeline)
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline"
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, ", doubt_columns!())
     }
 }
 
@@ -226,12 +271,23 @@ statement! {
     Rebump<'a> {
         owner: &'a str => Text, system_identifier: i64 => BigInt, timeline: i32 => Integer, source: i32 => Integer, epoch: i64 => BigInt,
     } -> OwnershipTypes {
-        "UPDATE consumed_partition SET
+        concat!("UPDATE consumed_partition SET
              epoch = epoch + 1, owner = :owner, updated_at = now(),
              system_identifier = coalesce(system_identifier, :system_identifier),
              timeline = coalesce(timeline, :timeline)
          WHERE id = :source AND epoch = :epoch
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline"
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, ", doubt_columns!())
+    }
+}
+
+statement! {
+    StoreDoubt { offset: Option<i64> => Nullable<BigInt>, system_identifier: i64 => BigInt, timeline: i32 => Integer, source: i32 => Integer }
+    -> (Nullable<BigInt>, Nullable<BigInt>) {
+        concat!("UPDATE consumed_partition SET
+             doubt_offset = greatest(doubt_offset, :offset), doubt_before = greatest(doubt_before, now()),
+             system_identifier = :system_identifier, timeline = :timeline, updated_at = now()
+         WHERE id = :source
+         RETURNING ", doubt_columns!())
     }
 }
 
