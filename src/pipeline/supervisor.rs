@@ -22,7 +22,7 @@ use crate::config::Start;
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::command::{Command, PollEvent, Route};
-use crate::pipeline::offset::{OffsetActor, Release, Track};
+use crate::pipeline::offset::{Confirmed, OffsetActor, Release, Track};
 use crate::pipeline::partition::{Drain, PartitionActor, Positioned, Wrote};
 use crate::pipeline::rebalance::{Rebalance, Rebalances};
 use crate::pipeline::takeover::{Placed, Takeover};
@@ -361,8 +361,12 @@ impl<H: Business> Supervisor<H> {
 /// OffsetActor knows a partition before its first record is handed on.
 async fn track(offsets: &Addr<OffsetActor>, placed: &[Placed]) {
     for placed in placed {
-        if let Ok(Positioned { partition, epoch, committed, .. }) = &placed.outcome {
+        if let Ok(Positioned { partition, epoch, committed, base, written, .. }) = &placed.outcome {
             let _ = offsets.send(Track { partition: *partition, epoch: *epoch, committed: *committed }).await;
+            // Settled before, and Kafka was never told: with no record to come, nobody else would tell it.
+            if written.surely.is_some_and(|settled| *base <= settled) && *committed < Some(*base) {
+                let _ = offsets.send(Confirmed { partition: *partition, epoch: *epoch, next_offset: *base }).await;
+            }
         }
     }
 }
