@@ -34,7 +34,7 @@ use crate::pipeline::workers::Workers;
 use crate::provider::{self, Breaker, Client, Profile};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
-use crate::store::{self, Store, attempts, held_events, retention};
+use crate::store::{self, Store, attempts, held_events, held_requests, retention};
 
 /// The wait between two tries while the database or the broker is away at the start.
 const RETRY: Duration = Duration::from_millis(500);
@@ -295,6 +295,7 @@ fn start<H: Handler>(
             backoff_min: config.retry.backoff_min,
             backoff_max: config.retry.backoff_max,
         },
+        held_max_open: config.held.max_open,
         future_skew: config.retention.future_skew,
         days: Days::default(),
         status: status.clone(),
@@ -347,7 +348,9 @@ async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: R
 
 async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days: bool) -> Result<(), store::DbError> {
     let mut session = store.control.get().await?;
-    status.held(held_events::counts(&mut session, &config.kafka.group, &config.kafka.topic).await?);
+    let (group, topic) = (&config.kafka.group, &config.kafka.topic);
+    let held = held_events::counts(&mut session, group, topic).await?;
+    status.held(held, held_requests::count(&mut session, group, topic).await?);
     // What an owner that never came back has left open: older than any transaction can be.
     attempts::convert_stale(&mut session, config.database.transaction_budget).await?;
     if make_days {

@@ -211,7 +211,8 @@ pub fn render(status: &Status) -> String {
 pub fn markdown() -> String {
     let mut rows = String::from(MARKDOWN_HEAD);
     let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
-    for definition in FAMILIES.iter().map(|family| family.definition()).chain([&BUILD_INFO, &HELD]).chain(partition) {
+    for definition in FAMILIES.iter().map(|family| family.definition()).chain([&BUILD_INFO, &HELD, &HELD_REQUESTS]).chain(partition)
+    {
         rows.push_str(&definition.row());
     }
     rows
@@ -346,6 +347,13 @@ const HELD: Definition = Definition {
     help: "Held events of this group and topic, by reason and state; every process counts all partitions.",
 };
 
+const HELD_REQUESTS: Definition = Definition {
+    name: "onceward_held_requests",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "Requests of operators that are not carried out yet. One that stays is of a partition that nobody owns or that cannot serve.",
+};
+
 type Reading = fn(&PartitionStatus) -> Option<i64>;
 
 const PARTITION_GAUGES: &[(Definition, Reading)] = &[
@@ -360,6 +368,17 @@ const PARTITION_GAUGES: &[(Definition, Reading)] = &[
     }),
     (partition_gauge("onceward_committed_offset", "The offset that Kafka has taken."), |p| p.committed.map(|next| next.0)),
     (partition_gauge("onceward_partition_epoch", "The epoch under which the partition is owned."), |p| Some(p.epoch.0)),
+    (
+        partition_gauge("onceward_held_open_events", "Held events of the partition that are not settled; with too many it pauses."),
+        |p| whole(p.held_open),
+    ),
+    (
+        partition_gauge(
+            "onceward_partition_paused",
+            "1 while the partition waits: too many open held events, or the database is away.",
+        ),
+        |p| Some(i64::from(p.paused.is_some())),
+    ),
     (partition_gauge("onceward_partition_stopped", "1 while the partition waits for an operator."), |p| {
         Some(i64::from(p.stopped.is_some()))
     }),
@@ -390,7 +409,7 @@ static FAMILIES: &[&dyn Family] = &[
 fn render_status(status: &Status) -> String {
     let snapshot = status.snapshot();
     let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
-    let recorder = series::recorder([&BUILD_INFO, &HELD].into_iter().chain(partition));
+    let recorder = series::recorder([&BUILD_INFO, &HELD, &HELD_REQUESTS].into_iter().chain(partition));
     let set = |definition: &Definition, labels: &[(&'static str, String)], value: i64| {
         definition.handle::<Gauge>(&recorder, labels).set(value as f64);
     };
@@ -399,6 +418,7 @@ fn render_status(status: &Status) -> String {
     for (reason, state, count) in &snapshot.held {
         set(&HELD, &[("reason", reason.as_str().to_owned()), ("state", state.as_str().to_owned())], *count);
     }
+    set(&HELD_REQUESTS, &[], snapshot.held_requests);
     for (definition, reading) in PARTITION_GAUGES {
         for (partition, state) in &snapshot.partitions {
             if let Some(value) = reading(state) {
@@ -430,7 +450,7 @@ mod tests {
     fn the_text_is_what_prometheus_reads() {
         let status = Status::default();
         status.partition_owned(0, Epoch(1));
-        status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)]);
+        status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)], 0);
         let text = render(&status);
         let mut heads: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

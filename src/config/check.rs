@@ -106,6 +106,7 @@ fn numbers(config: &Config, faults: &mut Vec<Fault>) {
     bound("provider.max_in_flight", config.provider.max_in_flight, 1..=10_000);
     bound("provider.breaker_failures", config.provider.breaker_failures, 1..=10_000);
     bound("retry.max_attempts", config.retry.max_attempts as usize, 1..=10_000);
+    bound("held.max_open", config.held.max_open, 1..=1_000_000);
     bound("retention.days_ahead", config.retention.days_ahead as usize, 1..=366);
     let least = pipeline.batch_max.saturating_mul(BATCH_RECORD_BYTES);
     if pipeline.buffer_bytes < least && pipeline.batch_max <= 10_000 {
