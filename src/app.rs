@@ -28,6 +28,7 @@ use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::payment::PaymentActor;
 use crate::pipeline::poll::PollThread;
 use crate::pipeline::rebalance::Rebalances;
+use crate::pipeline::relay::Relay;
 use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
 use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
@@ -111,6 +112,9 @@ async fn serve_until<H: Handler>(
     say_start(&config, floor);
 
     let Started { supervisor, engine } = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
+    if config.held.dead_letters {
+        actix::spawn(relay(&config, store.clone()).run());
+    }
     actix::spawn(upkeep(config.clone(), engine, readiness.clone()));
 
     tokio::select! {
@@ -314,6 +318,11 @@ fn start<H: Handler>(
         fatal: fatal.clone(),
     };
     Ok(Started { supervisor: Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine })
+}
+
+fn relay(config: &Config, store: Store) -> Relay {
+    let (topic, group) = (config.kafka.topic.clone(), config.kafka.group.clone());
+    Relay { store, client: config.kafka.kafka_producer_config(), topic, group, owner: owner(), producer: None }
 }
 
 /// Who we are, for people who look at `consumed_partition`.

@@ -127,6 +127,8 @@ settings! {
     held: HeldConfig {
         /// With more open held events than this, a partition pauses until there are fewer.
         max_open: usize = 10_000,
+        /// Writes parked events to the topic `<kafka.topic>.dlq` too.
+        dead_letters: bool = true,
     }
 
     /// How long ids are remembered.

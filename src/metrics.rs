@@ -119,6 +119,16 @@ label! {
     }
 }
 
+label! {
+    /// How writing a dead letter ended.
+    Delivery {
+        /// The broker took it.
+        Ok = "ok",
+        /// It was refused or got no answer; it is written again.
+        Failed = "failed",
+    }
+}
+
 /// Counts events by what became of them.
 pub fn events(outcome: Outcome, count: usize) {
     EVENTS.at(outcome as usize).increment(count as u64);
@@ -178,6 +188,11 @@ pub fn commit_failed() {
 /// A confirmation came from an earlier assignment and was not counted.
 pub fn stale_confirmation() {
     STALE_CONFIRMATIONS.at(0).increment(1);
+}
+
+/// Dead letters were written, or could not be.
+pub fn dead_letters(delivery: Delivery, count: usize) {
+    DEAD_LETTERS.at(delivery as usize).increment(count as u64);
 }
 
 /// The Kafka client reported an error that it recovers from by itself.
@@ -326,6 +341,13 @@ static STALE_CONFIRMATIONS: Series<Counter> = Series::new(Definition {
     help: "Commits of the database that were confirmed after their assignment had ended, and moved no offset.",
 });
 
+static DEAD_LETTERS: Series<Counter> = Series::new(Definition {
+    name: "onceward_dead_letters_total",
+    kind: Kind::Counter,
+    labels: &[("result", Delivery::WORDS)],
+    help: "Parked events written to the dead-letter topic. A failed one is written later; its event is parked all the same.",
+});
+
 static CLIENT_ERRORS: Series<Counter> = Series::new(Definition {
     name: "onceward_client_errors_total",
     kind: Kind::Counter,
@@ -401,6 +423,7 @@ static FAMILIES: &[&dyn Family] = &[
     &COMMITS,
     &WENT_BACK,
     &STALE_CONFIRMATIONS,
+    &DEAD_LETTERS,
     &CLIENT_ERRORS,
     &POOL_IN_USE,
 ];
@@ -540,7 +563,7 @@ mod tests {
 
     #[test]
     fn each_function_changes_its_own_series() {
-        let calls: [(fn(), &str); 11] = [
+        let calls: [(fn(), &str); 12] = [
             (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
             (|| batch_size(3), "onceward_batch_events_count"),
             (|| stage(Stage::Settle, Duration::ZERO), "onceward_stage_seconds_count{stage=\"settle\"}"),
@@ -553,6 +576,7 @@ mod tests {
             (commit_ok, "onceward_offset_commits_total{result=\"ok\"}"),
             (commit_failed, "onceward_offset_commits_total{result=\"failed\"}"),
             (stale_confirmation, "onceward_stale_confirmations_total"),
+            (|| dead_letters(Delivery::Failed, 1), "onceward_dead_letters_total{result=\"failed\"}"),
             (client_error, "onceward_client_errors_total"),
             (|| pool_in_use(PoolName::Attempts, 1), "onceward_pool_connections_in_use{pool=\"attempts\"}"),
         ];

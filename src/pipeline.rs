@@ -27,4 +27,6 @@ pub mod workers;
 
 pub mod payment;
 
+pub mod relay;
+
 pub mod offset;

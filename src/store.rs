@@ -19,6 +19,7 @@ pub mod attempts;
 #[doc(hidden)]
 pub mod batch_text;
 pub mod consumed_partitions;
+pub mod dead_letters;
 pub mod dedup_key;
 pub mod held_events;
 pub mod held_requests;
