@@ -14,6 +14,7 @@ pub mod start;
 pub mod supervisor;
 pub mod takeover;
 
+pub mod agenda;
 pub mod partition;
 pub mod window;
 
@@ -21,8 +22,11 @@ pub mod batch;
 pub mod dedup;
 mod due;
 pub mod refusal;
+mod requests;
 pub mod workers;
 
 pub mod payment;
+
+pub mod relay;
 
 pub mod offset;

@@ -23,15 +23,19 @@ use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::offset::{Confirmed, OffsetActor, Release, Track};
-use crate::pipeline::partition::{Drain, PartitionActor, Positioned, Wrote};
+use crate::pipeline::partition::{Drain, PartitionActor, Positioned, Requested, Wrote};
 use crate::pipeline::rebalance::{Rebalance, Rebalances};
 use crate::pipeline::takeover::{Placed, Takeover};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, SourceId};
 use crate::status::{Readiness, Status};
+use crate::store::{DbError, held_requests};
 
 /// The wait before a partition that could not go on is taken up again, so that a fault that repeats does not spin.
 const RESTART_WAIT: Duration = Duration::from_millis(200);
+
+/// How often the database is asked whether operators want something.
+const REQUESTS: Duration = Duration::from_secs(1);
 
 /// How often in a row actors may die on a partition that gets no further; then it stops.
 const DEATHS: u32 = 5;
@@ -119,8 +123,15 @@ struct Owned<H: Business> {
 #[derive(Debug)]
 enum Life<H: Business> {
     Starting,
-    Running { actor: Addr<PartitionActor<H>>, source: SourceId, epoch: Epoch },
-    Stopped,
+    Running {
+        actor: Addr<PartitionActor<H>>,
+        source: SourceId,
+        epoch: Epoch,
+    },
+    /// Waits for a person. If it was running, its actor may live on, for what operators ask for.
+    Stopped {
+        serving: Option<(Addr<PartitionActor<H>>, SourceId)>,
+    },
 }
 
 impl<H: Business> Supervisor<H> {
@@ -289,7 +300,11 @@ impl<H: Business> Supervisor<H> {
     fn stop_partition(&mut self, partition: i32, reason: &str) {
         error!(partition, reason, "partition stopped: it waits for a person");
         if let Some(owned) = self.partitions.get_mut(&partition) {
-            owned.life = Life::Stopped;
+            let serving = match std::mem::replace(&mut owned.life, Life::Starting) {
+                Life::Running { actor, source, .. } => Some((actor, source)),
+                Life::Starting | Life::Stopped { .. } => None,
+            };
+            owned.life = Life::Stopped { serving };
         }
         self.wiring.status.stopped(partition, reason);
         self.show_stopped();
@@ -297,8 +312,12 @@ impl<H: Business> Supervisor<H> {
 
     /// Readiness is red while any partition of ours is stopped.
     fn show_stopped(&self) {
-        let stopped: Vec<_> =
-            self.partitions.iter().filter(|(_, owned)| matches!(owned.life, Life::Stopped)).map(|(p, _)| p.to_string()).collect();
+        let stopped: Vec<_> = self
+            .partitions
+            .iter()
+            .filter(|(_, owned)| matches!(owned.life, Life::Stopped { .. }))
+            .map(|(p, _)| p.to_string())
+            .collect();
         if stopped.is_empty() {
             self.wiring.readiness.set(Readiness::PARTITIONS);
         } else {
@@ -312,7 +331,8 @@ impl<H: Business> Supervisor<H> {
         for partition in &partitions {
             let Some(owned) = self.partitions.remove(partition) else { continue };
             owned.stop.raise();
-            if let Life::Running { actor, .. } = owned.life {
+            if let Some((actor, _)) = owned.life.actor() {
+                let actor = actor.clone();
                 drains.push(async move {
                     // An actor that has ended is drained.
                     let _ = actor.send(Drain).await;
@@ -338,6 +358,25 @@ impl<H: Business> Supervisor<H> {
         }
     }
 
+    /// Tells the partitions for which there are requests. What cannot be asked or told now is a second later.
+    fn look_for_requests(&self, ctx: &mut Context<Self>) {
+        let workers = Arc::clone(&self.wiring.workers);
+        let requested = async move {
+            let engine = workers.engine();
+            let mut session = engine.store.control.get().await.map_err(DbError::from)?;
+            held_requests::requested(&mut session, &engine.group, &engine.topic).await
+        };
+        ctx.spawn(requested.into_actor(self).map(|requested, actor, ctx| {
+            for source in requested.unwrap_or_default() {
+                let lives = actor.partitions.values().filter_map(|owned| owned.life.actor());
+                if let Some((address, _)) = lives.into_iter().find(|(_, of)| *of == source) {
+                    let _ = address.try_send(Requested);
+                }
+            }
+            ctx.run_later(REQUESTS, |actor, ctx| actor.look_for_requests(ctx));
+        }));
+    }
+
     fn out_of_range(&mut self, ctx: &mut Context<Self>) {
         warn!("an offset lies outside the log; every partition is positioned anew");
         let running: Vec<_> = self
@@ -345,7 +384,7 @@ impl<H: Business> Supervisor<H> {
             .iter()
             .filter_map(|(partition, owned)| match owned.life {
                 Life::Running { source, epoch, .. } => Some((*partition, source, epoch)),
-                Life::Starting | Life::Stopped => None,
+                Life::Starting | Life::Stopped { .. } => None,
             })
             .collect();
         for (partition, source, epoch) in running {
@@ -371,6 +410,17 @@ async fn track(offsets: &Addr<OffsetActor>, placed: &[Placed]) {
     }
 }
 
+impl<H: Business> Life<H> {
+    /// The actor, and the row of its partition.
+    fn actor(&self) -> Option<(&Addr<PartitionActor<H>>, SourceId)> {
+        match self {
+            Self::Running { actor, source, .. } => Some((actor, *source)),
+            Self::Stopped { serving } => serving.as_ref().map(|(actor, source)| (actor, *source)),
+            Self::Starting => None,
+        }
+    }
+}
+
 impl<H: Business> Actor for Supervisor<H> {
     type Context = Context<Self>;
 
@@ -381,6 +431,7 @@ impl<H: Business> Actor for Supervisor<H> {
         if let Some(mut reports) = self.reports.1.take() {
             ctx.add_stream(futures_util::stream::poll_fn(move |cx| reports.poll_recv(cx)));
         }
+        self.look_for_requests(ctx);
     }
 }
 

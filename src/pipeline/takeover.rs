@@ -23,7 +23,8 @@ use crate::pipeline::rebalance::Rebalances;
 use crate::pipeline::start::{self, Known};
 use crate::record::{Epoch, NextOffset, Offset, SourceId};
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
-use crate::store::{DbError, Session, TransactionError, attempts, held_events};
+use crate::store::held_turns::{self, OpenHeld};
+use crate::store::{DbError, Session, TransactionError, attempts};
 
 /// The wait between two tries while the database or the broker does not answer.
 const RETRY: Duration = Duration::from_millis(250);
@@ -99,14 +100,14 @@ impl Takeover {
         let logs = logs.await?;
         let mut placed = Vec::with_capacity(takeovers.len());
         for (takeover, bumped) in takeovers.iter().zip(bumped) {
-            let Some((mut ownership, next_due)) = bumped? else { continue };
+            let Some((mut ownership, held)) = bumped? else { continue };
             let log = logs[&takeover.partition];
             let one = std::slice::from_ref(takeover);
             if let Some(ahead) = takeover.went_back(&ownership, log) {
                 let doubted = async || store_doubt(engine, ownership.source, ahead).await.map_err(|error| error.to_string());
                 ownership.doubt = Self::again(one, doubted).await?;
             }
-            let outcome = takeover.resolve(ownership, next_due, log, start, group_is_known);
+            let outcome = takeover.resolve(ownership, held, log, start, group_is_known);
             placed.push(Placed { partition: takeover.partition, run: takeover.run, outcome, fallback: log.end });
         }
         Some(placed)
@@ -131,7 +132,7 @@ impl Takeover {
         }
     }
 
-    async fn bump<H: Business>(&self, engine: &Engine<H>) -> Result<Option<(Ownership, Option<Duration>)>, String> {
+    async fn bump<H: Business>(&self, engine: &Engine<H>) -> Result<Option<(Ownership, OpenHeld)>, String> {
         let _serial = self.bumping.lock().await;
         let bumped = async {
             let mut session = engine.store.control.get().await.map_err(DbError::from)?;
@@ -143,8 +144,8 @@ impl Takeover {
             };
             let Some(ownership) = ownership else { return Ok(None) };
             attempts::convert_leftovers(&mut session, ownership.source).await?;
-            let next_due = held_events::next_due(&mut session, ownership.source).await?;
-            Ok::<_, DbError>(Some((ownership, next_due)))
+            let held = held_turns::open(&mut session, ownership.source).await?;
+            Ok::<_, DbError>(Some((ownership, held)))
         };
         bumped.await.map_err(|error| error.to_string())
     }
@@ -172,7 +173,7 @@ impl Takeover {
     fn resolve(
         &self,
         ownership: Ownership,
-        next_due: Option<Duration>,
+        held: OpenHeld,
         log: Log,
         start: Start,
         group_is_known: bool,
@@ -194,7 +195,7 @@ impl Takeover {
             written: Written::known(ownership.next_offset),
             base,
             committed: log.committed,
-            next_due,
+            held,
             doubt: ownership.doubt,
             wrote: self.wrote.clone(),
         })
