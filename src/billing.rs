@@ -18,6 +18,7 @@ use actix::Addr;
 use uuid::Uuid;
 
 use self::verdict::Verdict;
+use crate::crash::CrashPoint;
 use crate::event::{self, OrderConfirmed};
 use crate::handler::{BatchContext, Claimed, Event, Found, Handler, Outcome, Pause, Rejection};
 use crate::pipeline::payment::{Called, Charge, ChargeBatch, Kept, PaymentActor};
@@ -137,6 +138,7 @@ impl Provider {
         };
         let events: Vec<&OrderConfirmed> = claimed.iter().map(Claimed::event).collect();
         let events = &events[..];
+        CrashPoint::AttemptsOpened.passed();
         let mut verdicts = self.judge(ctx, events, opened);
         let sequences: Vec<i64> = claimed.iter().map(|claimed| claimed.sequence().number()).collect();
         verdict::stand_behind(&mut verdicts, &sequences);
@@ -152,6 +154,7 @@ impl Provider {
             events.iter().zip(&outcomes).filter(|(_, outcome)| paid(outcome)).map(|(event, _)| event.event_id).collect();
         let begun = without_payment(tx, ctx, events, &settled).await?;
         attempts::settle(tx, ctx.source, &begun, &settled).await?;
+        CrashPoint::AttemptsSettled.passed();
         Ok(outcomes)
     }
 
@@ -212,6 +215,9 @@ impl Provider {
 async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>) -> Result<Vec<Option<Outcome>>, DbError> {
     let new: Vec<PaymentRow> = rows.iter().flatten().cloned().collect();
     let written = payments::insert(tx, &new).await?;
+    if !new.is_empty() {
+        CrashPoint::PaymentsWritten.passed();
+    }
     let missing: Vec<Uuid> = new.iter().map(|row| row.event_id).filter(|id| !written.contains(id)).collect();
     let found = payments::look_up(tx, &missing).await?;
     let missing: HashSet<Uuid> = missing.into_iter().collect();

@@ -17,6 +17,7 @@ use futures_util::FutureExt;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::crash::CrashPoint;
 use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, Outcome, StopFlag};
 use crate::held::RetryPolicy;
 use crate::metrics;
@@ -280,6 +281,7 @@ async fn run<H: Business>(
                     let confirmed = Confirmed { partition: batch.partition, epoch: batch.epoch, next_offset: frontier.next_offset };
                     // An OffsetActor that is gone ends the process by its death notice.
                     let _ = offsets.send(confirmed).await;
+                    CrashPoint::Confirmed.passed();
                 }
                 return (Done::Settled(settled), Some(session));
             }
@@ -334,6 +336,7 @@ async fn run_window<H: Business>(
     let discarded = discarded(session, run, window).await.map_err(TransactionError::Begin)?;
     let mut batch = Batch::decode(&engine.handler, window.records(), SystemTime::now(), engine.future_skew, &discarded);
     metrics::stage(metrics::Stage::Decode, started.elapsed());
+    CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
 
     let mut written = started;
@@ -353,11 +356,13 @@ async fn run_window<H: Business>(
         let holds = !held.is_empty();
         if holds {
             held_events::hold(tx, run.source, &held).await.map_err(|error| error_of(error.into()))?;
+            CrashPoint::HeldWritten.passed();
         }
         let given_back = batch.given_back();
         let frontier = window.frontier(&given_back);
         if Some(frontier.next_offset) != run.written.surely || run.written.perhaps.is_some() {
             consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record).await?;
+            CrashPoint::FrontierWritten.passed();
         }
         *perhaps = Some(frontier.next_offset);
         let held = if holds { Some(held_turns::open(tx, run.source).await?) } else { None };
@@ -368,6 +373,7 @@ async fn run_window<H: Business>(
     });
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
+    CrashPoint::Committed.passed();
     // Also those given back: what was learned of them is in their attempts' rows now.
     run.answers.forget(batch.ids());
     report(batch.counts());
@@ -399,6 +405,7 @@ async fn claim<H: Business>(
     let mut claimed = HashSet::new();
     if !rows.is_empty() {
         claimed = claim_rows(engine, tx, run.source, &rows).await?;
+        CrashPoint::Claimed.passed();
         let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
         if !missing.is_empty() {
             let seen = processed_events::look_up(tx, &engine.group, &missing).await?;
@@ -425,6 +432,7 @@ pub(super) async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Opti
     if !run.written.allows(fence.next_offset) {
         return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
     }
+    CrashPoint::Fenced.passed();
     Ok(fence.floor)
 }
 

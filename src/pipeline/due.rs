@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
+use crate::crash::CrashPoint;
 use crate::handler::{Claimed, Event, EventDigest, Handler as Business, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, FUTURE, OTHER_CONTENT, decode_guarded, is_future};
@@ -48,6 +49,9 @@ pub(super) async fn run_held<H: Business>(
             let floor = fence(tx, run).await?;
             let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
             let rows = held_turns::lock_due(tx, run.source, limit, which.requested_only).await?;
+            if !rows.is_empty() {
+                CrashPoint::DueLocked.passed();
+            }
             // Another row may have become due meanwhile, and it is not the one that was refused.
             let refusal = which.refusal.filter(|refusal| rows.len() == 1 && refusal.held_row == Some(rows[0].id));
             let held_row = rows.first().map(|row| row.id);
@@ -69,6 +73,7 @@ pub(super) async fn run_held<H: Business>(
             Ok::<_, BatchError>((settled, ids, counts))
         })
         .await?;
+    CrashPoint::Committed.passed();
     run.answers.forget(ids);
     report(counts);
     Ok(settled)

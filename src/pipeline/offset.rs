@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 use crate::app::DeathNotice;
+use crate::crash::CrashPoint;
 use crate::metrics;
 use crate::pipeline::rebalance::Rebalances;
 use crate::record::{Epoch, NextOffset};
@@ -182,6 +183,7 @@ impl OffsetActor {
         };
         Box::pin(wait.into_actor(self).map(move |result, actor, _| match result {
             Ok(()) => {
+                CrashPoint::OffsetsCommitted.passed();
                 metrics::commit_ok();
                 for (partition, next_offset) in offsets {
                     if let Some(epoch) = actor.ledger.committed(partition, next_offset) {

@@ -12,6 +12,7 @@ use actix::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
+use crate::crash::CrashPoint;
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::agenda::{Agenda, Next};
@@ -435,7 +436,9 @@ async fn take_new_epoch<H: Business>(
     let engine = workers.engine();
     let mut session = engine.store.control.get().await.map_err(DbError::from)?;
     let Some(ownership) = consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await? else { return Ok(None) };
+    CrashPoint::Bumped.passed();
     attempts::convert_leftovers(&mut session, source).await?;
+    CrashPoint::LeftoversConverted.passed();
     let held = held_turns::open(&mut session, source).await?;
     Ok(Some((ownership, held)))
 }

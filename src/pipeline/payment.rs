@@ -20,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use crate::app::DeathNotice;
+use crate::crash::CrashPoint;
 use crate::handler::{Answers, EventDigest, StopFlag};
 use crate::metrics::{self, CallClass};
 use crate::provider::{Answer, Breaker, Client, Found};
@@ -207,6 +208,7 @@ impl Desk {
         batch.answers.keep(event_id, keep(Answer::unknown("the call was cut off on our side".to_owned()), true));
         let had_unknown = unknown_before + not_written > 0;
         let (mut answer, posted) = self.ask(batch, charge, had_unknown).await;
+        CrashPoint::Answered.passed();
         metrics::provider_call(call_class(&answer), begun.elapsed());
         if self.breaker.heard(event_id, &answer, begun, Instant::now()) {
             answer = answer.of_one_event(had_unknown);

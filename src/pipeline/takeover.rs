@@ -15,6 +15,7 @@ use rdkafka::{Offset as Place, TopicPartitionList};
 use tracing::{error, warn};
 
 use crate::config::Start;
+use crate::crash::CrashPoint;
 use crate::handler::{Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::dedup::{Engine, Written};
@@ -143,7 +144,9 @@ impl Takeover {
                 Some((source, epoch)) => consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await?,
             };
             let Some(ownership) = ownership else { return Ok(None) };
+            CrashPoint::Bumped.passed();
             attempts::convert_leftovers(&mut session, ownership.source).await?;
+            CrashPoint::LeftoversConverted.passed();
             let held = held_turns::open(&mut session, ownership.source).await?;
             Ok::<_, DbError>(Some((ownership, held)))
         };
