@@ -9,4 +9,5 @@ pub mod demo;
 pub mod kafka;
 pub mod postgres;
 pub mod provider_stub;
+pub mod proxy;
 pub mod services;

@@ -148,6 +148,7 @@ transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
 group.consumer.min.heartbeat.interval.ms=200
 log.retention.ms=-1
 ",

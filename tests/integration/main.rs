@@ -7,6 +7,7 @@ mod a_duplicate_delivery_applies_once;
 mod a_failed_event_is_tried_again_when_it_is_due;
 mod a_frozen_owner_charges_nothing_when_it_thaws;
 mod a_parked_event_is_relayed_as_a_dead_letter;
+mod a_process_that_dies_at_any_step_leaves_nothing_undone;
 mod a_replay_charges_nothing_again;
 mod a_second_process_joins_and_leaves_cleanly;
 mod a_slow_provider_blocks_nothing_else;

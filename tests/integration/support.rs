@@ -30,7 +30,7 @@ pub use database::{Backup, Database, Session};
 pub use engine::{Engine, EngineBuilder};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
-pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal};
+pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
 pub use topic::{Message, Read, Topic};
 

@@ -227,6 +227,12 @@ impl Engine {
             .unwrap_or_else(|| panic!("the engine has not ended within {LIMIT:?}"))
     }
 
+    /// Whether it is stopped, as by SIGSTOP: the state that the kernel shows behind the name.
+    pub fn is_frozen(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    }
+
     /// How it ended, if it has.
     pub fn exit_now(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child is waited for")
