@@ -64,6 +64,11 @@ enum Command {
     /// Runs the whole story on this machine: broker, database, provider, crashes, replay, and the reckoning.
     #[cfg(feature = "lab")]
     Demo(crate::lab::demo::Args),
+    /// Runs several engines on a real Kafka and PostgreSQL, makes a fault every few seconds, and reconciles.
+    ///
+    /// Ends with exit code 1 when anything is lost, doubled or unexplained.
+    #[cfg(feature = "lab")]
+    Chaos(crate::lab::chaos::Args),
 }
 
 #[derive(Debug, Args)]
@@ -141,6 +146,8 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         }
         #[cfg(feature = "lab")]
         Command::Demo(arguments) => demo(arguments),
+        #[cfg(feature = "lab")]
+        Command::Chaos(arguments) => chaos(arguments),
     }
 }
 
@@ -186,6 +193,11 @@ fn held(config: &Config, arguments: &Held, environment: &[(OsString, OsString)])
 #[cfg(feature = "lab")]
 fn demo(arguments: &crate::lab::demo::Args) -> Result<(), Failure> {
     if crate::lab::demo::run(arguments)? { Ok(()) } else { Err(Failure::Said) }
+}
+
+#[cfg(feature = "lab")]
+fn chaos(arguments: &crate::lab::chaos::Args) -> Result<(), Failure> {
+    if crate::lab::chaos::run(arguments)? { Ok(()) } else { Err(Failure::Said) }
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

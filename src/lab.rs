@@ -2,9 +2,11 @@
 //!
 //! Feature `lab` only, so that the default binary can neither lie nor kill. Whatever is started here ends with us: see [`process`].
 
+pub mod interrupt;
 pub mod process;
 
 pub mod broker;
+pub mod chaos;
 pub mod demo;
 pub mod kafka;
 pub mod postgres;

@@ -5,7 +5,7 @@
 //!
 //! Invariant: every number of the reckoning comes from `audit`, which believes nothing that the engine says of itself.
 
-mod mischief;
+pub(in crate::lab) mod mischief;
 mod stage;
 
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::process::Signal;
+use super::process::{self, Signal};
 use super::provider_stub::LedgerStatus;
 use crate::audit::{Report, grouped};
 use crate::event::Currency;
@@ -175,7 +175,7 @@ fn replay_everything(story: &Story, stage: &mut Stage) -> Result<()> {
 
 fn keep(stage: &mut Stage) -> Result<()> {
     let duplicate = stage.path(ORDER_TO_REPEAT);
-    let (program, config, admin) = (stage::program(), stage.config(), stage.admin().to_owned());
+    let (program, config, admin) = (process::onceward(), stage.config(), stage.admin().to_owned());
     let ledger = stage.provider.url();
     eprintln!(
         "It is left running until you press Ctrl-C. To try in another terminal:

@@ -129,6 +129,13 @@ pub fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(1)
 }
 
+/// The program `onceward`: ourselves, or what stands beside `onceward-lab`.
+#[must_use]
+pub fn onceward() -> PathBuf {
+    let ourselves = env::current_exe().unwrap_or_else(|_| PathBuf::from("onceward"));
+    if ourselves.file_name().is_some_and(|name| name == "onceward-lab") { ourselves.with_file_name("onceward") } else { ourselves }
+}
+
 /// A folder of our own, removed with everything in it when dropped.
 #[derive(Debug)]
 pub struct TempFolder(PathBuf);

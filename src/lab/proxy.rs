@@ -51,11 +51,8 @@ impl Proxy {
         let no_url = |error: url::ParseError| io::Error::new(io::ErrorKind::InvalidInput, error);
         let mut url = Url::parse(database).map_err(no_url)?;
         let host = url.host_str().ok_or_else(|| no_url(url::ParseError::EmptyHost))?.to_owned();
-        let wire = Wire {
-            server: (host, url.port().unwrap_or(5432)),
-            way: watch::Sender::new(Way::Open),
-            lose_commit: Mutex::new(None),
-        };
+        let wire =
+            Wire { server: (host, url.port().unwrap_or(5432)), way: watch::Sender::new(Way::Open), lose_commit: Mutex::new(None) };
         let wire = Arc::new(wire);
         let listener = StdListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
@@ -85,6 +82,12 @@ impl Proxy {
     /// As if nothing had been: what has waited gets through.
     pub fn open(&self) {
         self.wire.way.send_replace(Way::Open);
+    }
+
+    /// Whether everything gets through.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        *self.wire.way.borrow() == Way::Open
     }
 
     /// Breaks the connection of the next batch that commits, after the server has `committed` it or before it hears of it.

@@ -2,6 +2,7 @@
 
 mod a_breaker_stands_before_the_provider;
 mod a_crash_around_the_charge_leaves_one_charge;
+mod a_database_in_trouble_costs_time_and_nothing_else;
 mod a_database_that_is_away_is_waited_for;
 mod a_duplicate_delivery_applies_once;
 mod a_failed_event_is_tried_again_when_it_is_due;
@@ -18,6 +19,8 @@ mod an_operator_decides_about_held_events;
 mod another_client_writes_the_topic;
 mod another_handler_needs_nothing_but_the_trait;
 mod events_of_one_key_keep_their_order;
+mod chaos_adds_up;
+mod every_mutant_fits_the_code;
 mod every_refusal_of_the_provider_has_its_consequence;
 mod five_processes_start_at_once;
 mod never_more_than_partition_concurrency_transactions_are_open;

@@ -21,13 +21,14 @@ use std::env;
 use std::process::Output;
 use std::thread;
 
+use onceward::lab::postgres::{self, Postgres};
 use onceward::lab::process;
 use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
 pub use database::{Backup, Database, Session};
-pub use engine::{Engine, EngineBuilder};
+pub use engine::{Engine, EngineBuilder, run_onceward_within};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
@@ -64,6 +65,12 @@ impl World {
         Self::in_database(&name, Database::empty(&name), partitions)
     }
 
+    /// Whose database is in a server of its own, which the test may stop.
+    pub fn with_a_server(options: &postgres::Options, partitions: i32) -> (Postgres, Self) {
+        let (server, database) = Database::in_a_server(options);
+        (server, Self::in_database(&unique_name(), database, partitions))
+    }
+
     fn in_database(name: &str, database: Database, partitions: i32) -> Self {
         Self {
             topic: Topic::create(name, partitions),
@@ -89,6 +96,11 @@ pub fn unique_name() -> String {
     let test = thread::current().name().unwrap_or("nameless").rsplit("::").next().unwrap_or_default().to_owned();
     let unique = Uuid::now_v7().simple().to_string();
     format!("{:.40}_{}", test.to_lowercase(), &unique[20..])
+}
+
+/// The brokers that all tests share.
+pub fn brokers() -> String {
+    server("ONCEWARD_TEST_KAFKA")
 }
 
 /// What `scripts/test` says about the servers it has started.

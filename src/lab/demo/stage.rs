@@ -6,21 +6,20 @@
 //! Invariant: the engine is a process like any user's: the same executable, a configuration file, signals.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rdkafka::ClientConfig;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::{LAST_CALL, mischief};
 use crate::audit::{self, Report};
 use crate::config::{Config, Need};
 use crate::lab::broker::MockBroker;
+use crate::lab::interrupt;
 use crate::lab::postgres::{self, Postgres};
 use crate::lab::process::{self, Signal, TempFolder};
 use crate::lab::provider_stub::{self, ProviderStub};
@@ -52,14 +51,11 @@ pub struct Stage {
     folder: TempFolder,
 }
 
-/// Set by Ctrl-C and SIGTERM: every wait ends, and everything is taken down in order.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
 impl Stage {
     /// Starts everything but the engine.
     pub fn set_up() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        runtime.spawn(watch_for_interrupts());
+        runtime.spawn(interrupt::watch());
         let folder = TempFolder::new("demo")?;
         let postgres = Postgres::start(&postgres::Options::default())?;
         let broker = MockBroker::start(TOPIC, PARTITIONS)?;
@@ -230,7 +226,7 @@ listen = {:?}
 
     /// Whether somebody wants it to end.
     pub fn is_interrupted(&self) -> bool {
-        INTERRUPTED.load(Ordering::Relaxed)
+        interrupt::has_come()
     }
 
     /// Where a file of the folder is.
@@ -263,7 +259,7 @@ listen = {:?}
     }
 
     fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(program());
+        let mut command = Command::new(process::onceward());
         command.arg(name).arg("--config").arg(self.config()).stdin(Stdio::null());
         command
     }
@@ -275,18 +271,4 @@ impl Drop for Stage {
             let _ = self.stop_engine(Signal::Term); // killed by now if it would not go
         }
     }
-}
-
-/// This executable.
-pub fn program() -> PathBuf {
-    env::current_exe().unwrap_or_else(|_| Path::new("onceward").to_owned())
-}
-
-async fn watch_for_interrupts() {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else { return };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    INTERRUPTED.store(true, Ordering::Relaxed);
 }

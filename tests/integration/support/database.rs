@@ -40,7 +40,12 @@ impl Database {
 
     /// A new one, migrated, in a server of the test's own, which it may stop.
     pub fn in_a_server_of_its_own() -> (Postgres, Self) {
-        let server = Postgres::start(&Options { fsync: false, ..Options::default() }).expect("a PostgreSQL server");
+        Self::in_a_server(&Options { fsync: false, ..Options::default() })
+    }
+
+    /// The same, in a server that is set up like this.
+    pub fn in_a_server(options: &Options) -> (Postgres, Self) {
+        let server = Postgres::start(options).expect("a PostgreSQL server");
         let database = Self::at(server.create_database("onceward").expect("a database"));
         let migrated = run_onceward(&["migrate"], &[("ONCEWARD_DATABASE_URL", &database.url)]);
         assert!(migrated.status.success(), "onceward migrate: {}", String::from_utf8_lossy(&migrated.stderr));

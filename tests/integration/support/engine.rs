@@ -126,7 +126,7 @@ impl EngineBuilder {
     /// Runs another command of `onceward` with this configuration, to its end.
     pub fn run_to_end(self, arguments: &[&str]) -> Output {
         let folder = TempFolder::new("onceward").expect("a folder");
-        run(self.command(&folder, arguments), &folder)
+        run(self.command(&folder, arguments), &folder, LIMIT)
     }
 
     /// The same configuration, for an engine that runs inside the test.
@@ -257,10 +257,15 @@ impl Drop for Engine {
 
 /// Runs `onceward` without a configuration file, to its end.
 pub fn run_onceward(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    run_onceward_within(LIMIT, arguments, environment)
+}
+
+/// The same for what may take longer than any wait.
+pub fn run_onceward_within(limit: Duration, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let folder = TempFolder::new("onceward").expect("a folder");
     let mut command = onceward();
     command.args(arguments).envs(environment.iter().copied());
-    run(command, &folder)
+    run(command, &folder, limit)
 }
 
 fn onceward() -> Command {
@@ -269,16 +274,16 @@ fn onceward() -> Command {
     command
 }
 
-/// To its end, under the time limit; output goes through files, which cannot fill up as pipes do.
-fn run(mut command: Command, folder: &TempFolder) -> Output {
+/// To its end, under a time limit; output goes through files, which cannot fill up as pipes do.
+fn run(mut command: Command, folder: &TempFolder, limit: Duration) -> Output {
     let [out, err] = ["stdout", "stderr"].map(|name| folder.path().join(name));
     command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
     let mut child = process::spawn(command, Signal::Kill).expect("the command starts");
-    let status = process::wait(&mut child, LIMIT).expect("a child is waited for");
+    let status = process::wait(&mut child, limit).expect("a child is waited for");
     let (stdout, stderr) = (fs::read(out).expect("the output"), fs::read(err).expect("the output"));
     let status = status.unwrap_or_else(|| {
         let _ = process::end(&mut child, Signal::Kill, Duration::from_secs(5)); // the panic tells more
-        panic!("not ended within {LIMIT:?}: {}", String::from_utf8_lossy(&stderr))
+        panic!("not ended within {limit:?}: {}", String::from_utf8_lossy(&stderr))
     });
     Output { status, stdout, stderr }
 }

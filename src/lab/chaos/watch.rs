@@ -1,0 +1,109 @@
+//! How long a partition stands still though it could go on.
+//!
+//! In: where each partition stands, look by look. Out: the longest stall. It owns a clock per partition.
+//!
+//! Invariant: a partition's clock runs only while it has work and while database, provider and one engine are there; it begins anew with
+//! each step that the partition makes, and only then.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::field::Field;
+
+/// The clocks.
+#[derive(Debug, Default)]
+pub struct Watch {
+    partitions: BTreeMap<i32, Standing>,
+    looked: Option<Look>,
+    longest: Duration,
+}
+
+#[derive(Debug)]
+struct Standing {
+    next_offset: i64,
+    stalled: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at: Instant,
+    could_go_on: bool,
+}
+
+/// One partition at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// How far it is settled.
+    pub next_offset: i64,
+    /// One past its last record.
+    pub end: i64,
+}
+
+/// Between two looks: each asks the broker for every partition's end.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+impl Watch {
+    /// Looks where the partitions stand, if it is time.
+    pub fn look(&mut self, field: &Field) -> Result<()> {
+        let now = Instant::now();
+        if self.looked.is_none_or(|look| now - look.at >= INTERVAL) {
+            let could_go_on = field.could_go_on();
+            // A database that is away tells nothing; nobody could have gone on without it either.
+            let positions = if could_go_on { field.positions()? } else { BTreeMap::new() };
+            self.note(now, could_go_on, &positions);
+        }
+        Ok(())
+    }
+
+    /// Partitions that have been worked on.
+    pub fn partitions(&self) -> usize {
+        self.partitions.len()
+    }
+
+    /// The longest stall so far.
+    pub const fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    fn note(&mut self, now: Instant, could_go_on: bool, positions: &BTreeMap<i32, Position>) {
+        let last = self.looked.replace(Look { at: now, could_go_on });
+        let passed = last.filter(|last| last.could_go_on && could_go_on).map_or(Duration::ZERO, |last| now - last.at);
+        for (partition, position) in positions {
+            let standing = self
+                .partitions
+                .entry(*partition)
+                .or_insert(Standing { next_offset: position.next_offset, stalled: Duration::ZERO });
+            if position.next_offset != standing.next_offset || position.next_offset >= position.end {
+                *standing = Standing { next_offset: position.next_offset, stalled: Duration::ZERO };
+            } else {
+                standing.stalled += passed;
+                self.longest = self.longest.max(standing.stalled);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_runs_only_while_a_partition_has_work_and_could_do_it() {
+        let (start, mut watch) = (Instant::now(), Watch::default());
+        let mut note = |seconds, could_go_on, next_offset, end| {
+            let positions = if could_go_on { BTreeMap::from([(0, Position { next_offset, end })]) } else { BTreeMap::new() };
+            watch.note(start + Duration::from_secs(seconds), could_go_on, &positions);
+            watch.longest().as_secs()
+        };
+        assert_eq!(note(0, true, 5, 9), 0);
+        assert_eq!(note(2, true, 5, 9), 2, "it has work and does nothing");
+        assert_eq!(note(5, false, 0, 0), 2, "the database is away");
+        assert_eq!(note(9, true, 5, 9), 2, "it has only just come back");
+        assert_eq!(note(10, true, 5, 9), 3);
+        assert_eq!(note(11, true, 9, 9), 3, "a step");
+        assert_eq!(note(60, true, 9, 9), 3, "no work");
+        assert_eq!(note(62, true, 9, 12), 5, "work that may have come right after the last look");
+    }
+}
