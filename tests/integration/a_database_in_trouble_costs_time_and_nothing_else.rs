@@ -72,7 +72,7 @@ fn the_server_is_restarted_and_crashes_while_calls_are_open() {
     assert!(engine.terminate().success());
 }
 
-// CASES D10
+// CASES E04
 #[test]
 fn of_two_transactions_that_wait_for_each_other_ours_is_the_one_that_is_rolled_back() {
     let world = World::with_partitions(1);
@@ -116,7 +116,6 @@ fn of_two_transactions_that_wait_for_each_other_ours_is_the_one_that_is_rolled_b
     assert!(engine.terminate().success());
 }
 
-// CASES D10
 #[test]
 fn a_lock_that_is_not_had_in_time_is_asked_for_again() {
     let world = World::with_partitions(1);

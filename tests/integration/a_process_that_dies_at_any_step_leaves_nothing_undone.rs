@@ -20,7 +20,7 @@ use crate::support::{Engine, EngineBuilder, Order, World, assert_the_books_agree
 const KILLED: i32 = 9;
 
 macro_rules! steps {
-    ($($killed:ident, $frozen:ident: $point:ident;)*) => {
+    ($(fn $killed:ident(), fn $frozen:ident(): $point:ident;)*) => {
         $(
             #[test]
             fn $killed() {
@@ -39,22 +39,22 @@ macro_rules! steps {
 }
 
 steps! {
-    killed_after_the_epoch_was_taken, frozen_after_the_epoch_was_taken: Bumped;
-    killed_after_the_attempts_of_the_past_became_rows, frozen_after_the_attempts_of_the_past_became_rows: LeftoversConverted;
-    killed_after_decoding, frozen_after_decoding: Decoded;
-    killed_after_a_day_was_made, frozen_after_a_day_was_made: DayMade;
-    killed_after_the_fence, frozen_after_the_fence: Fenced;
-    killed_after_the_claim, frozen_after_the_claim: Claimed;
-    killed_after_due_events_were_locked, frozen_after_due_events_were_locked: DueLocked;
-    killed_after_the_attempts_were_durable, frozen_after_the_attempts_were_durable: AttemptsOpened;
-    killed_after_an_answer, frozen_after_an_answer: Answered;
-    killed_after_the_payments_were_written, frozen_after_the_payments_were_written: PaymentsWritten;
-    killed_after_the_attempts_were_settled, frozen_after_the_attempts_were_settled: AttemptsSettled;
-    killed_after_the_held_rows_were_written, frozen_after_the_held_rows_were_written: HeldWritten;
-    killed_after_the_frontier_was_written, frozen_after_the_frontier_was_written: FrontierWritten;
-    killed_after_commit, frozen_after_commit: Committed;
-    killed_after_the_confirmation, frozen_after_the_confirmation: Confirmed;
-    killed_after_kafka_has_the_offset, frozen_after_kafka_has_the_offset: OffsetsCommitted;
+    fn killed_after_the_epoch_was_taken(), fn frozen_after_the_epoch_was_taken(): Bumped;
+    fn killed_after_the_attempts_of_the_past_became_rows(), fn frozen_after_the_attempts_of_the_past_became_rows(): LeftoversConverted;
+    fn killed_after_decoding(), fn frozen_after_decoding(): Decoded;
+    fn killed_after_a_day_was_made(), fn frozen_after_a_day_was_made(): DayMade;
+    fn killed_after_the_fence(), fn frozen_after_the_fence(): Fenced;
+    fn killed_after_the_claim(), fn frozen_after_the_claim(): Claimed;
+    fn killed_after_due_events_were_locked(), fn frozen_after_due_events_were_locked(): DueLocked;
+    fn killed_after_the_attempts_were_durable(), fn frozen_after_the_attempts_were_durable(): AttemptsOpened;
+    fn killed_after_an_answer(), fn frozen_after_an_answer(): Answered;
+    fn killed_after_the_payments_were_written(), fn frozen_after_the_payments_were_written(): PaymentsWritten;
+    fn killed_after_the_attempts_were_settled(), fn frozen_after_the_attempts_were_settled(): AttemptsSettled;
+    fn killed_after_the_held_rows_were_written(), fn frozen_after_the_held_rows_were_written(): HeldWritten;
+    fn killed_after_the_frontier_was_written(), fn frozen_after_the_frontier_was_written(): FrontierWritten;
+    fn killed_after_commit(), fn frozen_after_commit(): Committed;
+    fn killed_after_the_confirmation(), fn frozen_after_the_confirmation(): Confirmed;
+    fn killed_after_kafka_has_the_offset(), fn frozen_after_kafka_has_the_offset(): OffsetsCommitted;
 }
 
 #[test]
