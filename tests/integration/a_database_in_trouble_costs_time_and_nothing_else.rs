@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use onceward::lab::postgres::{Options, Postgres};
+use onceward::lab::postgres::Options;
 use onceward::lab::process::{self, Signal, TempFolder};
 use onceward::lab::provider_stub::{Act, Rule};
 

@@ -44,7 +44,7 @@ pub struct Seen(BTreeMap<&'static str, u64>);
 impl Seen {
     pub fn add(&mut self, other: &Self) {
         for (what, times) in &other.0 {
-            *self.0.entry(what).or_default() += times;
+            *self.0.entry(*what).or_default() += times;
         }
     }
 

@@ -1,7 +1,6 @@
 //! One process and what it owns: the engine's own machines, and between them the steps of a batch as `pipeline/dedup.rs` takes them.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use onceward::config::Start;
@@ -498,6 +497,6 @@ pub fn record(partition: usize, offset: i64, payload: Vec<u8>) -> Record {
         timestamp_ms: None,
         key: None,
         headers: Box::default(),
-        payload: Some(Arc::<[u8]>::from(payload).as_ref().into()),
+        payload: Some(payload.into()),
     }
 }

@@ -104,6 +104,6 @@ mod tests {
         assert_eq!(note(10, true, 5, 9), 3);
         assert_eq!(note(11, true, 9, 9), 3, "a step");
         assert_eq!(note(60, true, 9, 9), 3, "no work");
-        assert_eq!(note(62, true, 9, 12), 5, "work that may have come right after the last look");
+        assert_eq!(note(64, true, 9, 12), 4, "work that may have come right after the last look");
     }
 }
