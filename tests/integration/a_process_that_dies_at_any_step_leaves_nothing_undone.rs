@@ -154,7 +154,10 @@ fn frozen_at(point: CrashPoint) {
             scene.send(vec![of_another_day(round)]);
         }
         let mut frozen = scene.armed(point, "freeze", passage(point, round));
-        scene.send_until("it is frozen at its point", || frozen.is_frozen());
+        scene.send_until("it is frozen at its point", || {
+            assert_eq!(frozen.exit_now(), None, "it ended instead");
+            frozen.is_frozen()
+        });
         let next = scene.engine().start();
         let owned = || next.status()["partitions"].as_array().expect("a list").len();
         eventually_equal("another has taken over", 2, owned);

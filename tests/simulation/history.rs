@@ -119,8 +119,8 @@ impl History {
             95 => self.thaw(process),
             96 => self.end_transactions_of_the_frozen(process),
             97 => self.clock(),
-            98 => self.set_back(),
-            _ => self.forget_offsets(partition),
+            98 => self.move_the_group(Some(0)),
+            _ => self.move_the_group(None),
         }
     }
 
@@ -149,11 +149,10 @@ impl History {
         }
     }
 
-    fn work(&mut self, process: usize, partition: usize) -> Step {
+    fn work(&mut self, process: usize, partition: usize) {
         let Process { frozen, owned, ledger, .. } = &mut self.processes[process];
-        let Some(owner) = owned.get_mut(&partition).filter(|_| !*frozen) else { return Step::Nothing };
-        let step = owner.step(&mut self.world, partition, ledger, &mut self.draw);
-        match step {
+        let Some(owner) = owned.get_mut(&partition).filter(|_| !*frozen) else { return };
+        match owner.step(&mut self.world, partition, ledger, &mut self.draw) {
             Step::Nothing | Step::Went => {}
             Step::Settled => self.tell("a batch has settled", process, partition),
             Step::CommitUnknown => self.tell("COMMIT was not answered", process, partition),
@@ -167,7 +166,6 @@ impl History {
                 self.over(process, partition);
             }
         }
-        step
     }
 
     /// An owner cannot go on. If Kafka says that the partition is its process's, it is taken over once more.
@@ -312,8 +310,8 @@ impl History {
         self.world.now = if back { self.world.now.saturating_sub(by / 6) } else { self.world.now + by };
     }
 
-    /// An operator stops everything, sets the group back, and starts everything.
-    fn set_back(&mut self) {
+    /// An operator stops everything, sets the group back or deletes its offsets, and starts everything.
+    fn move_the_group(&mut self, to: Option<i64>) {
         if self.processes.iter().any(|process| process.frozen) {
             return;
         }
@@ -322,14 +320,9 @@ impl History {
         }
         let busy = self.processes.iter().any(|process| process.owned.values().any(Owner::is_busy));
         if !busy {
-            self.world.committed = [Some(0); PARTITIONS];
-            self.tell("the group was set back", 0, 0);
+            self.world.committed = [to; PARTITIONS];
+            self.tell(if to.is_some() { "the group was set back" } else { "the group's offsets were forgotten" }, 0, 0);
         }
-    }
-
-    fn forget_offsets(&mut self, partition: usize) {
-        self.world.committed[partition] = None;
-        self.tell("the group's offsets were forgotten", 0, partition);
     }
 
     fn tell(&mut self, what: &'static str, process: usize, partition: usize) {
@@ -365,7 +358,7 @@ impl History {
                 return self.assert_nothing_is_missing();
             }
         }
-        panic!("it does not come to rest");
+        panic!("it does not come to rest:\n{}", self.whereabouts());
     }
 
     fn is_at_rest(&self) -> bool {
@@ -378,6 +371,20 @@ impl History {
             next == end && (committed == end || end == 0) && owner.is_some_and(|owner| !owner.is_busy() && owner.handed == end)
         };
         (0..PARTITIONS).all(done) && self.world.held.iter().all(|held| held.due.is_none())
+    }
+
+    fn whereabouts(&self) -> String {
+        let partition = |partition: usize| {
+            let (row, Membership { process, pending, .. }) = (&self.world.rows[partition], self.group[partition]);
+            let owner = self.processes[process].owned.get(&partition);
+            let owner = owner.map(|owner| (owner.epoch, owner.handed, owner.window.len(), owner.is_busy(), owner.stop));
+            let (next, lock, end) = (row.next_offset, row.locked_by, self.world.end_of(partition));
+            format!(
+                "partition {partition}: process {process}, pending {pending}, end {end}, next {next:?}, epoch {}, locked by {lock:?}, owner {owner:?}\n",
+                row.epoch
+            )
+        };
+        (0..PARTITIONS).map(partition).collect()
     }
 
     fn assert_nothing_is_missing(&self) {
