@@ -108,6 +108,7 @@ pub fn run(args: &Args) -> Result<bool> {
 fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
     let started = Instant::now();
     let say = |line: String| eprintln!("{:6.1} s  {line}", started.elapsed().as_secs_f32());
+    let tell = |stalled: Vec<i32>| stalled.into_iter().for_each(|partition| say(format!("partition {partition} stands still")));
     field.produce(Source::File(field.file("poison", &mischief::poison())?))?;
     field.engines.start_all()?;
     let load = field.produce_beside(args.rate, args.duration, args.seed);
@@ -124,7 +125,7 @@ fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
     let mut watch = Watch::default();
     await_so(BEGINNING, "every partition has been worked on", || {
         conductor.look_after(field)?;
-        watch.look(field)?;
+        tell(watch.look(field)?);
         Ok(watch.partitions() == usize::try_from(field::PARTITIONS)?)
     })?;
     let faults_end = Instant::now() + Duration::from_secs(args.duration);
@@ -134,7 +135,7 @@ fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
             say(told);
         }
         conductor.look_after(field)?;
-        watch.look(field)?;
+        tell(watch.look(field)?);
         std::thread::sleep(TICK);
     }
 
@@ -143,7 +144,7 @@ fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
     let delivered = load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     await_so(SETTLING, "everything is settled", || {
         conductor.look_after(field)?;
-        watch.look(field)?;
+        tell(watch.look(field)?);
         field.is_settled()
     })?;
     say(format!("settled; {} records were delivered beside the poison", grouped(delivered.delivered)));

@@ -293,7 +293,7 @@ struct Pooler {
 
 impl Pooler {
     fn before(database: &Database) -> Option<Self> {
-        let places = [std::env::var("ONCEWARD_PGBOUNCER").unwrap_or_default(), "/usr/sbin/pgbouncer".to_owned()];
+        let places = [std::env::var("ONCEWARD_TEST_PGBOUNCER").unwrap_or_default(), "/usr/sbin/pgbouncer".to_owned()];
         let program = places.into_iter().find(|place| Path::new(place).is_file())?;
         let folder = TempFolder::new("pooler").expect("a folder");
         let url = url::Url::parse(database.url()).expect("a URL");
@@ -343,7 +343,7 @@ impl Drop for Pooler {
 fn a_pooler_of_sessions_may_stand_between() {
     let world = World::with_partitions(2);
     let Some(pooler) = Pooler::before(&world.database) else {
-        return eprintln!("there is no /usr/sbin/pgbouncer and no ONCEWARD_PGBOUNCER");
+        return eprintln!("there is no /usr/sbin/pgbouncer and no ONCEWARD_TEST_PGBOUNCER");
     };
     let orders = Order::some(100);
     let engine: Engine = world.engine().set("database.url", pooler.url.as_str()).set("pipeline.batch_max", 8).start();

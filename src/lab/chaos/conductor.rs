@@ -234,7 +234,7 @@ impl Conductor {
                 Ok(word.to_owned())
             }
             Kind::ProviderResets => {
-                field.provider.drop_connections(20);
+                field.provider.script([Rule::always(Act::Close { charge: false, reset: true }).times(20)]);
                 Ok(word.to_owned())
             }
         }

@@ -24,6 +24,7 @@ pub struct Watch {
 struct Standing {
     next_offset: i64,
     stalled: Duration,
+    told: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,20 +42,30 @@ pub struct Position {
     pub end: i64,
 }
 
+/// A stall that lasts longer is told while it lasts, so that whoever looks at the logs knows where.
+const WORTH_TELLING: Duration = Duration::from_secs(10);
 /// Between two looks: each asks the broker for every partition's end.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 impl Watch {
-    /// Looks where the partitions stand, if it is time.
-    pub fn look(&mut self, field: &Field) -> Result<()> {
+    /// Looks where the partitions stand, if it is time. Out: the partitions that have stood still for long, each told once.
+    pub fn look(&mut self, field: &Field) -> Result<Vec<i32>> {
         let now = Instant::now();
-        if self.looked.is_none_or(|look| now - look.at >= INTERVAL) {
-            let could_go_on = field.could_go_on();
-            // A database that is away tells nothing; nobody could have gone on without it either.
-            let positions = if could_go_on { field.positions()? } else { BTreeMap::new() };
-            self.note(now, could_go_on, &positions);
+        if self.looked.is_some_and(|look| now - look.at < INTERVAL) {
+            return Ok(Vec::new());
         }
-        Ok(())
+        let could_go_on = field.could_go_on();
+        // A database that is away tells nothing; nobody could have gone on without it either.
+        let positions = if could_go_on { field.positions()? } else { BTreeMap::new() };
+        self.note(now, could_go_on, &positions);
+        let mut stalled = Vec::new();
+        for (partition, standing) in &mut self.partitions {
+            if standing.stalled >= WORTH_TELLING && !standing.told {
+                standing.told = true;
+                stalled.push(*partition);
+            }
+        }
+        Ok(stalled)
     }
 
     /// Partitions that have been worked on.
@@ -71,17 +82,20 @@ impl Watch {
         let last = self.looked.replace(Look { at: now, could_go_on });
         let passed = last.filter(|last| last.could_go_on && could_go_on).map_or(Duration::ZERO, |last| now - last.at);
         for (partition, position) in positions {
-            let standing = self
-                .partitions
-                .entry(*partition)
-                .or_insert(Standing { next_offset: position.next_offset, stalled: Duration::ZERO });
+            let standing = self.partitions.entry(*partition).or_insert_with(|| Standing::at(position));
             if position.next_offset != standing.next_offset || position.next_offset >= position.end {
-                *standing = Standing { next_offset: position.next_offset, stalled: Duration::ZERO };
+                *standing = Standing::at(position);
             } else {
                 standing.stalled += passed;
                 self.longest = self.longest.max(standing.stalled);
             }
         }
+    }
+}
+
+impl Standing {
+    const fn at(position: &Position) -> Self {
+        Self { next_offset: position.next_offset, stalled: Duration::ZERO, told: false }
     }
 }
 
