@@ -12,6 +12,7 @@ use onceward::pipeline::offset::Ledger;
 use onceward::pipeline::start::{Known, resolve};
 use onceward::pipeline::window::{Buffer, Handed, Window, WindowBatch};
 use onceward::record::{Epoch, NextOffset, Offset, Record, SourceId};
+use onceward::store::consumed_partitions::Doubt;
 use onceward::store::held_events::HeldState;
 use onceward::store::processed_events::Seen;
 use onceward::store::{DbError, Session};
@@ -331,7 +332,7 @@ impl Owner {
                     }
                 }
                 assert!(decoded.seen(&claimed, &seen).is_empty(), "a claim is inserted or found");
-                flight.to_ask = decoded.take_claimed().iter().map(|claimed| claimed.event().id).collect();
+                flight.to_ask = decoded.take_claimed(&Doubt::default()).iter().map(|claimed| claimed.event().id).collect();
                 (flight.claimed, flight.seen) = (claimed, seen);
             }
         }
@@ -386,7 +387,7 @@ impl Owner {
         let mut decoded = decode(batch);
         decoded.claims(None);
         decoded.seen(&flight.claimed, &flight.seen);
-        let events = decoded.take_claimed();
+        let events = decoded.take_claimed(&Doubt::default());
         let outcomes = events.iter().map(|claimed| outcome(flight.said.get(&claimed.event().id))).collect();
         decoded.conclude(outcomes, &RETRY);
         let (given_back, unclaim) = (decoded.given_back(), decoded.unclaim(&flight.claimed));
