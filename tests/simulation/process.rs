@@ -1,5 +1,6 @@
 //! One process and what it owns: the engine's own machines, and between them the steps of a batch as `pipeline/dedup.rs` takes them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
@@ -364,13 +365,12 @@ impl Owner {
             flight.to_ask.clear();
             return self.go_on(flight, Phase::Commit);
         }
-        if !flight.said.contains_key(&id) {
+        if let Entry::Vacant(unasked) = flight.said.entry(id) {
             let kept = self.answers.get(&id).copied().filter(|said| matches!(said, Said::Charged | Said::Declined));
-            let said = kept.unwrap_or_else(|| world.call(id, draw));
+            let said = *unasked.insert(kept.unwrap_or_else(|| world.call(id, draw)));
             if said != Said::NotStarted {
                 self.answers.insert(id, said);
             }
-            flight.said.insert(id, said);
         }
         self.go_on(flight, Phase::Call)
     }

@@ -91,7 +91,7 @@ impl World {
         }
         let reaches_it = !lies || draw.percent(60);
         if reaches_it {
-            self.charged.entry(id).or_insert(id.as_u128() % 10 != 0);
+            self.charged.entry(id).or_insert(!id.as_u128().is_multiple_of(10));
         }
         match self.charged.get(&id) {
             _ if lies => Said::Lost,
