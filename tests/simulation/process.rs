@@ -469,7 +469,7 @@ fn due(world: &World, partition: usize) -> Vec<usize> {
 }
 
 fn decode(batch: &WindowBatch) -> Batch<'_, Told> {
-    Batch::decode(&Reads, batch.records(), SystemTime::now(), Duration::from_secs(3_600))
+    Batch::decode(&Reads, batch.records(), SystemTime::now(), Duration::from_secs(3_600), &HashSet::new())
 }
 
 fn pay(world: &mut World, id: Uuid) {
