@@ -18,6 +18,7 @@ use actix::Addr;
 use uuid::Uuid;
 
 use self::verdict::Verdict;
+use crate::crash::CrashPoint;
 use crate::event::{self, OrderConfirmed};
 use crate::handler::{BatchContext, Claimed, Handler, Outcome, Rejection};
 use crate::pipeline::payment::{Called, Charge, ChargeBatch, Kept, PaymentActor};
@@ -89,6 +90,7 @@ impl Provider {
             // Fenced: the partition is somebody else's. Nobody is called, and COMMIT or the next fence tells the owner.
             return Ok(vec![Outcome::NotStarted { wait: Duration::ZERO }; events.len()]);
         };
+        CrashPoint::AttemptsOpened.passed();
         let mut verdicts = self.judge(ctx, events, opened);
         self.call(ctx, &mut verdicts).await;
 
@@ -102,6 +104,7 @@ impl Provider {
             events.iter().zip(&outcomes).filter(|(_, outcome)| paid(outcome)).map(|(event, _)| event.event_id).collect();
         let begun = without_payment(tx, ctx, events, &settled).await?;
         attempts::settle(tx, ctx.source, &begun, &settled).await?;
+        CrashPoint::AttemptsSettled.passed();
         Ok(outcomes)
     }
 
@@ -153,6 +156,9 @@ impl Provider {
 async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>) -> Result<Vec<Option<Outcome>>, DbError> {
     let new: Vec<PaymentRow> = rows.iter().flatten().cloned().collect();
     let written = payments::insert(tx, &new).await?;
+    if !new.is_empty() {
+        CrashPoint::PaymentsWritten.passed();
+    }
     let missing: Vec<Uuid> = new.iter().map(|row| row.event_id).filter(|id| !written.contains(id)).collect();
     let found = payments::look_up(tx, &missing).await?;
     let missing: HashSet<Uuid> = missing.into_iter().collect();

@@ -73,11 +73,15 @@ pub enum HeldReason {
     Retryable,
     /// Nobody knows whether the effect happened.
     Unknown,
+    /// Records that were never settled are gone from the log; the row stands for a range of offsets.
+    Gap,
+    /// An operator wants these records passed over; the row stands for a range of offsets.
+    Skipped,
 }
 
 impl HeldReason {
     /// Every reason, in the order above.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Undecodable,
         Self::Invalid,
         Self::Rejected,
@@ -86,6 +90,8 @@ impl HeldReason {
         Self::Future,
         Self::Retryable,
         Self::Unknown,
+        Self::Gap,
+        Self::Skipped,
     ];
 
     /// The word stored in the table and shown in metrics.
@@ -100,6 +106,8 @@ impl HeldReason {
             Self::Future => "future",
             Self::Retryable => "retryable",
             Self::Unknown => "unknown",
+            Self::Gap => "gap",
+            Self::Skipped => "skipped",
         }
     }
 }

@@ -15,6 +15,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::{ClientConfig, Message, TopicPartitionList};
 use uuid::Uuid;
 
+use crate::crash::CrashPoint;
 use crate::store::retention::{self, day_of};
 use crate::store::{DbError, Store};
 
@@ -54,6 +55,7 @@ impl Days {
             missing.iter().filter(|id| floor.is_none_or(|floor| **id >= floor)).map(|id| day_of(*id)).collect();
         if !takes.is_empty() {
             retention::ensure_days(&mut session, &takes).await?;
+            CrashPoint::DayMade.passed();
         }
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.floor = floor;

@@ -21,13 +21,15 @@ pub struct Report {
     pub duplicates: Option<u64>,
     /// Events without a payment row that are held, for whatever reason.
     pub held: u64,
+    /// Events that stand only where an operator wants records passed over.
+    pub passed_over: u64,
     /// Records that are no event, and held.
     pub poison: u64,
     /// Records that repeat an id with another content, and held.
     pub conflicts: u64,
     /// Charges at the provider beyond one per event.
     pub double_charges: Option<u64>,
-    /// Distinct ids of the log that are in none of charged, declined, held.
+    /// Distinct ids of the log that are in none of charged, declined, held, passed over.
     pub lost: Option<u64>,
     /// One sentence per kind of fault, with a count and some ids.
     pub problems: Vec<String>,
@@ -51,6 +53,7 @@ impl Report {
             declined: u64,
             duplicates: Option<u64>,
             held: u64,
+            passed_over: u64,
             poison: u64,
             double_charges: Option<u64>,
             lost: Option<u64>,
@@ -62,13 +65,14 @@ impl Report {
             declined,
             duplicates,
             held,
+            passed_over,
             poison,
             conflicts: _,
             double_charges,
             lost,
             problems: _,
         } = *self;
-        let line = Line { produced, distinct, charged, declined, duplicates, held, poison, double_charges, lost };
+        let line = Line { produced, distinct, charged, declined, duplicates, held, passed_over, poison, double_charges, lost };
         serde_json::to_string(&line).expect("numbers can always be written")
     }
 }
@@ -78,15 +82,16 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = [
             ("records produced", self.produced, "in the producer's log"),
-            ("  distinct events", self.distinct, "valid, each id counted once; each must be in one of the next three"),
+            ("  distinct events", self.distinct, "valid, each id counted once; each must be in one of the next four"),
             ("    charged", Some(self.charged), "one payment row each"),
             ("    declined", Some(self.declined), "the provider said no; one payment row each"),
             ("    held", Some(self.held), "recorded with a reason, to be tried again or to be looked at"),
+            ("    passed over", Some(self.passed_over), "an operator wanted it so: onceward offsets skip"),
             ("  duplicates", self.duplicates, "the same event again: nothing happened"),
             ("  conflicts", Some(self.conflicts), "a known id with another content: held, not applied"),
             ("  poison", Some(self.poison), "no valid event: held, not applied"),
             ("double charges", self.double_charges, "at the provider, beyond one per event: must be 0"),
-            ("lost", self.lost, "distinct events that are neither charged, declined nor held: must be 0"),
+            ("lost", self.lost, "distinct events that are neither charged, declined, held nor passed over: must be 0"),
         ];
         for (name, count, meaning) in rows {
             let count = count.map_or_else(|| "unknown".to_owned(), grouped);
@@ -126,6 +131,7 @@ mod tests {
             declined: 900,
             duplicates: Some(234_500),
             held: 100,
+            passed_over: 0,
             poison: 60,
             conflicts: 7,
             double_charges: Some(0),
@@ -136,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_machine_gets_one_line() {
-        let line = r#"{"produced":1234567,"distinct":1000000,"charged":999000,"declined":900,"duplicates":234500,"held":100,"poison":60,"double_charges":0,"lost":0}"#;
+        let line = r#"{"produced":1234567,"distinct":1000000,"charged":999000,"declined":900,"duplicates":234500,"held":100,"passed_over":0,"poison":60,"double_charges":0,"lost":0}"#;
         assert_eq!(report().to_json(), line);
         assert!(Report::default().to_json().contains(r#""produced":null"#));
     }

@@ -84,6 +84,8 @@ const LEDGER_DECLINED: u16 = 1 << 8;
 const LOGGED_TWO_WAYS: u16 = 1 << 9;
 const AMOUNTS_DIFFER: u16 = 1 << 10;
 const UNREADABLE: u16 = 1 << 11;
+/// The log has it somewhere that is not passed over.
+const WANTED: u16 = 1 << 12;
 
 impl Traces {
     const fn has(&self, any_of: u16) -> bool {
@@ -126,9 +128,11 @@ impl Reconciliation {
     }
 
     /// A record of the log that is an event.
-    pub(super) fn logged_event(&mut self, id: Uuid, digest: i64, content: Option<Content>) {
+    /// `wanted`: it does not stand where an operator wants records passed over.
+    pub(super) fn logged_event(&mut self, id: Uuid, digest: i64, content: Option<Content>, wanted: bool) {
         (self.records, self.event_records) = (self.records + 1, self.event_records + 1);
         let traces = self.events.entry(id).or_default();
+        traces.seen |= if wanted { WANTED } else { 0 };
         match &traces.logged {
             None => traces.logged = Some(Logged { digest, content }),
             Some(first) if first.digest != digest => {
@@ -140,9 +144,11 @@ impl Reconciliation {
     }
 
     /// A record of the log that is none.
-    pub(super) fn logged_poison(&mut self, partition: i32, offset: i64) {
+    pub(super) fn logged_poison(&mut self, partition: i32, offset: i64, wanted: bool) {
         self.records += 1;
-        self.poison_logged.insert((partition, offset));
+        if wanted {
+            self.poison_logged.insert((partition, offset));
+        }
     }
 
     /// A claim, of the audited group or of another.
@@ -166,6 +172,7 @@ impl Reconciliation {
                 self.poison_held.insert((partition, offset));
                 return;
             }
+            (HeldReason::Gap | HeldReason::Skipped, _) => return, // they stand for records, and are none
             (HeldReason::Conflict, _) => HELD_AS_CONFLICT,
             (_, HeldState::Applied) => HELD_APPLIED,
             (HeldReason::Retryable | HeldReason::Unknown, _) => HELD | HELD_IN_DOUBT,
@@ -210,8 +217,12 @@ impl Reconciliation {
                 report.held += u64::from(!traces.is_paid() && traces.has(HELD));
             }
             if produced && !traces.is_paid() && !traces.has(HELD) {
-                lost += 1;
-                problems.add(Problem::Lost, *id);
+                if traces.has(WANTED) {
+                    lost += 1;
+                    problems.add(Problem::Lost, *id);
+                } else {
+                    report.passed_over += 1;
+                }
             }
             double_charges += u64::from(traces.charges.saturating_sub(1));
             self.judge_rows(*id, traces, floor, &mut problems);
@@ -470,9 +481,9 @@ mod tests {
             if self.is_log_known {
                 reconciliation.with_log();
                 for (id, order, amount) in &self.log {
-                    reconciliation.logged_event(*id, i64::from(*amount != AMOUNT), content(*order, amount));
+                    reconciliation.logged_event(*id, i64::from(*amount != AMOUNT), content(*order, amount), true);
                 }
-                self.poison.iter().for_each(|(partition, offset)| reconciliation.logged_poison(*partition, *offset));
+                self.poison.iter().for_each(|(partition, offset)| reconciliation.logged_poison(*partition, *offset, true));
             }
             reconciliation.report(self.floor)
         }
@@ -492,6 +503,7 @@ mod tests {
         let report = world().report();
         assert_eq!(report.problems, Vec::<String>::new());
         let expected = Report {
+            passed_over: 0,
             produced: Some(15),
             distinct: Some(10),
             charged: 7,

@@ -17,6 +17,7 @@ use futures_util::FutureExt;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::crash::CrashPoint;
 use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, Outcome, StopFlag};
 use crate::held::RetryPolicy;
 use crate::metrics;
@@ -24,7 +25,7 @@ use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::run_due;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::window::{Position, WindowBatch};
-use crate::record::{Epoch, NextOffset, Offset, SourceId};
+use crate::record::{Epoch, NextOffset, Offset, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
@@ -94,6 +95,8 @@ pub struct RunBatch<A> {
     pub epoch: Epoch,
     /// What the fence must find.
     pub written: Written,
+    /// Records that are settled without effect.
+    pub skips: Arc<Skips>,
     /// What to do.
     pub work: Work,
     /// Answers of earlier tries.
@@ -245,6 +248,7 @@ async fn run<H: Business>(
                     let confirmed = Confirmed { partition: batch.partition, epoch: batch.epoch, next_offset: frontier.next_offset };
                     // An OffsetActor that is gone ends the process by its death notice.
                     let _ = offsets.send(confirmed).await;
+                    CrashPoint::Confirmed.passed();
                 }
                 return (Done::Settled(settled), Some(session));
             }
@@ -286,8 +290,9 @@ async fn run_window<H: Business>(
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
-    let mut batch = Batch::decode(&engine.handler, window.records(), SystemTime::now(), engine.future_skew);
+    let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew);
     metrics::stage(metrics::Stage::Decode, started.elapsed());
+    CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
 
     let mut written = started;
@@ -306,11 +311,13 @@ async fn run_window<H: Business>(
         let holds = !held.is_empty();
         if holds {
             held_events::hold(tx, run.source, &held).await?;
+            CrashPoint::HeldWritten.passed();
         }
         let given_back = batch.given_back();
         let frontier = window.frontier(&given_back);
         if Some(frontier.next_offset) != run.written.surely || run.written.perhaps.is_some() {
             consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record).await?;
+            CrashPoint::FrontierWritten.passed();
         }
         *perhaps = Some(frontier.next_offset);
         let next_due = if holds { held_events::next_due(tx, run.source).await? } else { None };
@@ -321,6 +328,7 @@ async fn run_window<H: Business>(
     });
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
+    CrashPoint::Committed.passed();
     // Also those given back: what was learned of them is in their attempts' rows now.
     run.answers.forget(batch.ids());
     report(batch.counts());
@@ -341,6 +349,7 @@ async fn claim<H: Business>(
     let mut claimed = HashSet::new();
     if !rows.is_empty() {
         claimed = claim_rows(engine, tx, run.source, &rows).await?;
+        CrashPoint::Claimed.passed();
         let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
         if !missing.is_empty() {
             let seen = processed_events::look_up(tx, &engine.group, &missing).await?;
@@ -366,6 +375,7 @@ pub(super) async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Opti
     if !run.written.allows(fence.next_offset) {
         return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
     }
+    CrashPoint::Fenced.passed();
     Ok(fence.floor)
 }
 
@@ -415,6 +425,7 @@ pub(super) fn report(counts: Counts) {
     metrics::events(metrics::Outcome::Duplicate, counts.duplicates);
     metrics::events(metrics::Outcome::Held, counts.held);
     metrics::events(metrics::Outcome::GivenBack, counts.given_back);
+    metrics::events(metrics::Outcome::Skipped, counts.skipped);
 }
 
 /// The age of a batch's oldest record when it has committed.

@@ -7,6 +7,7 @@
 
 use uuid::Uuid;
 
+use crate::crash::CrashPoint;
 use crate::handler::{Claimed, Event, Handler as Business, HeldReason, Outcome};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, decode_guarded};
@@ -25,6 +26,9 @@ pub(super) async fn run_due<H: Business>(
         .transaction("due", &engine.limits, async |tx: &mut Session| {
             fence(tx, run).await?;
             let rows = held_events::lock_due(tx, run.source, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
+            if !rows.is_empty() {
+                CrashPoint::DueLocked.passed();
+            }
             let mut updates = Vec::with_capacity(rows.len());
             let mut due = Vec::with_capacity(rows.len());
             let mut events = Vec::with_capacity(rows.len());
@@ -56,6 +60,7 @@ pub(super) async fn run_due<H: Business>(
             Ok::<_, BatchError>((settled, ids, counts))
         })
         .await?;
+    CrashPoint::Committed.passed();
     run.answers.forget(ids);
     report(counts);
     Ok(settled)

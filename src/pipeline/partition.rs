@@ -12,14 +12,16 @@ use actix::prelude::*;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
+use crate::crash::CrashPoint;
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
 use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
-use crate::pipeline::supervisor::{Report, Reported};
-use crate::pipeline::window::Window;
+use crate::pipeline::lives::{Report, Reported};
+use crate::pipeline::takeover::Positioned;
+use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
-use crate::record::{Epoch, NextOffset, SourceId};
+use crate::record::{Epoch, Skips, SourceId};
 use crate::store::consumed_partitions::{self, Ownership};
 use crate::store::{DbError, attempts, held_events};
 
@@ -27,25 +29,6 @@ use crate::store::{DbError, attempts, held_events};
 const MAILBOX: usize = 64;
 /// Waits between tries while the database is away: from the first to the longest.
 const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-
-/// What a partition begins with: positioned, fenced, and with the attempts of its past converted.
-#[derive(Debug)]
-pub struct Positioned {
-    /// The partition.
-    pub partition: i32,
-    /// Its row and our epoch.
-    pub source: SourceId,
-    /// Our epoch.
-    pub epoch: Epoch,
-    /// What the row says.
-    pub written: Written,
-    /// The first offset to settle.
-    pub base: NextOffset,
-    /// What Kafka had when it was taken over.
-    pub committed: Option<NextOffset>,
-    /// When the first held event is due.
-    pub next_due: Option<Duration>,
-}
 
 /// The actor.
 #[derive(Debug)]
@@ -58,6 +41,7 @@ pub struct PartitionActor<H: Business> {
     source: SourceId,
     epoch: Epoch,
     written: Written,
+    skips: Arc<Skips>,
     window: Window,
     answers: Answers<H::Answer>,
     stop: StopFlag,
@@ -68,8 +52,8 @@ pub struct PartitionActor<H: Business> {
     state: State,
     outages: u32,
     drained: Option<oneshot::Sender<()>>,
-    /// The chain broke while a batch was in flight: that batch ends first.
-    broken: bool,
+    /// Why it ends when the batch that is in flight has ended.
+    ending: Option<Report>,
     timer: Option<SpawnHandle>,
     alive: DiedNotice,
 }
@@ -116,7 +100,8 @@ impl<H: Business> PartitionActor<H> {
             source: at.source,
             epoch: at.epoch,
             written: at.written,
-            window: Window::positioned(at.base),
+            skips: Arc::new(at.skips.clone()),
+            window: at.witness.map_or_else(|| Window::positioned(at.base), Window::behind),
             answers,
             stop,
             batch_max: workers.engine().batch_max,
@@ -127,7 +112,7 @@ impl<H: Business> PartitionActor<H> {
             state: State::Idle,
             outages: 0,
             drained: None,
-            broken: false,
+            ending: None,
             timer: None,
             alive: DiedNotice { partition: at.partition, run, supervisor: supervisor.clone(), armed: true },
             supervisor,
@@ -143,8 +128,8 @@ impl<H: Business> PartitionActor<H> {
             self.end_if_draining(ctx);
             return;
         }
-        if self.broken {
-            self.end(Report::ChainBroken, ctx);
+        if let Some(report) = self.ending.take() {
+            self.end(report, ctx);
             return;
         }
         if !self.has_work(ctx) {
@@ -205,6 +190,7 @@ impl<H: Business> PartitionActor<H> {
             source: self.source,
             epoch: self.epoch,
             written: self.written,
+            skips: Arc::clone(&self.skips),
             work,
             answers: self.answers.clone(),
             stop: self.stop.clone(),
@@ -231,15 +217,16 @@ impl<H: Business> PartitionActor<H> {
 
     fn settle(&mut self, settled: &Settled) {
         let now = Instant::now();
-        if self.outages > 0 {
-            self.outages = 0;
-            self.workers.engine().status.change(self.partition, self.epoch, |known| known.paused = None);
-        }
+        self.outages = 0;
+        let waits = settled.wait.map(|_| "the provider wants to be left alone for a while".to_owned());
+        self.workers.engine().status.paused(self.partition, self.epoch, waits);
         if let Some(frontier) = settled.frontier {
             self.window.settle(&settled.given_back);
             assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
             self.written = Written::known(Some(frontier.next_offset));
             self.workers.engine().status.frontier(self.partition, self.epoch, frontier.next_offset);
+        } else {
+            self.workers.engine().status.progressed(self.partition, self.epoch);
         }
         self.show_window();
         let next_due = settled.next_due.map(|wait| now + wait);
@@ -261,7 +248,7 @@ impl<H: Business> PartitionActor<H> {
         }
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
         let reason = again.error;
-        self.workers.engine().status.change(self.partition, self.epoch, |known| known.paused = Some(reason));
+        self.workers.engine().status.paused(self.partition, self.epoch, Some(reason));
         self.state = State::Busy;
         let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);
@@ -295,6 +282,7 @@ impl<H: Business> PartitionActor<H> {
             self.workers.engine().status.epoch(self.partition, self.epoch, ownership.epoch);
             self.epoch = ownership.epoch;
             self.written = Written::known(ownership.next_offset);
+            self.skips = Arc::new(ownership.skips);
             self.due = next_due.map(|wait| Instant::now() + wait);
         }
     }
@@ -317,7 +305,7 @@ impl<H: Business> PartitionActor<H> {
             Some(Work::Window(window)) => window.records().len(),
             Some(Work::Due(_)) | None => 0, // how many are due only their transaction will know
         };
-        self.workers.engine().status.change(self.partition, self.epoch, |known| known.in_flight = events);
+        self.workers.engine().status.in_flight(self.partition, self.epoch, events);
     }
 
     /// Looks again later; a newer look replaces the one that waits.
@@ -354,7 +342,9 @@ async fn take_new_epoch<H: Business>(
     let engine = workers.engine();
     let mut session = engine.store.control.get().await.map_err(DbError::from)?;
     let Some(ownership) = consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await? else { return Ok(None) };
+    CrashPoint::Bumped.passed();
     attempts::convert_leftovers(&mut session, source).await?;
+    CrashPoint::LeftoversConverted.passed();
     let next_due = held_events::next_due(&mut session, source).await?;
     Ok(Some((ownership, next_due)))
 }
@@ -372,15 +362,19 @@ impl<H: Business> Handler<Records> for PartitionActor<H> {
     type Result = ();
 
     fn handle(&mut self, Records(handed): Records, ctx: &mut Self::Context) {
-        if self.broken || self.stop.is_raised() {
+        if self.ending.is_some() || self.stop.is_raised() {
             return; // what is not settled is read again, by whoever comes next
         }
         match self.window.offer(handed) {
-            Ok(()) => self.show_window(),
-            Err(chain_broken) => {
-                error!(partition = self.partition, %chain_broken, "records may be missing: the partition is read again from its frontier");
-                self.broken = true;
+            Ok(()) => {
+                self.show_window();
+                CrashPoint::Windowed.passed();
             }
+            Err(broken @ Refused::ChainBroken { .. }) => {
+                error!(partition = self.partition, %broken, "records may be missing: the partition is read again from its frontier");
+                self.ending = Some(Report::ChainBroken);
+            }
+            Err(other @ Refused::OtherRecord(_)) => self.ending = Some(Report::Stop(other.to_string())),
         }
         self.pump(ctx);
     }

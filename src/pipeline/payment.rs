@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use crate::app::DeathNotice;
+use crate::crash::CrashPoint;
 use crate::handler::{Answers, EventDigest, StopFlag};
 use crate::metrics::{self, CallClass};
 use crate::provider::{Answer, Client};
@@ -199,6 +200,7 @@ impl Desk {
         let had_unknown = unknown_before + not_written > 0;
         let begun = Instant::now();
         let answer = self.client.charge(event_id, body.to_vec(), had_unknown).await;
+        CrashPoint::Answered.passed();
         metrics::provider_call(call_class(&answer), begun.elapsed());
         if let Some(wait) = answer.wait_for_all() {
             self.not_before(wait);

@@ -27,10 +27,10 @@ use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
 pub use database::{Database, Session};
-pub use engine::{Engine, EngineBuilder};
+pub use engine::{Engine, EngineBuilder, get};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
-pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal};
+pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
 pub use topic::{Message, Topic};
 

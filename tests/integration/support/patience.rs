@@ -1,5 +1,6 @@
 //! Waiting for a signal, under one time limit.
 
+use std::env;
 use std::fmt::Debug;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +66,11 @@ impl Drop for RaisedAtTheEnd<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
+}
+
+/// How often a test does the same again: `long` times under `scripts/test --long`.
+pub fn times(usually: usize, long: usize) -> usize {
+    if env::var_os("ONCEWARD_TEST_LONG").is_some() { long } else { usually }
 }
 
 /// Waits for a future: the clients are asynchronous, the tests are not.
