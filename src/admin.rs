@@ -86,6 +86,7 @@ impl Admin {
             "group": self.group,
             "ready": red.is_empty(),
             "not_ready": red.into_iter().map(|(latch, reason)| (latch.to_owned(), Value::from(reason))).collect::<serde_json::Map<_, _>>(),
+            "paused": snapshot.paused,
             "partitions": snapshot.partitions.iter().map(|(number, partition)| partition_json(*number, partition)).collect::<Vec<_>>(),
             "held": snapshot.held.iter().map(held).collect::<Vec<_>>(),
         })

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::admin::Admin;
 use crate::billing::Billing;
 use crate::config::{Config, ProviderConfig, ProviderKind};
-use crate::handler::Handler;
+use crate::handler::{Handler, Pause};
 use crate::held::RetryPolicy;
 use crate::metrics;
 use crate::pipeline::dedup::Engine;
@@ -30,7 +30,7 @@ use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
 use crate::pipeline::takeover::Rules;
 use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
-use crate::provider::{self, Client, Profile};
+use crate::provider::{self, Breaker, Client, Profile};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
 use crate::store::{self, Store, attempts, held_events, retention};
@@ -41,6 +41,8 @@ const RETRY: Duration = Duration::from_millis(500);
 const LEAVE: Duration = Duration::from_secs(10);
 /// How often the database is asked whether it is there, and the held events are counted.
 const UPKEEP: Duration = Duration::from_secs(2);
+/// From when on readiness tells that the downstream is not called.
+const PAUSE_IS_LONG: Duration = Duration::from_secs(5);
 /// How often days are made ahead.
 const DAYS_AHEAD: Duration = Duration::from_secs(3600);
 
@@ -108,8 +110,8 @@ async fn serve_until<H: Handler>(
     };
     say_start(&config, floor);
 
-    let supervisor = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
-    actix::spawn(upkeep(config.clone(), store, status, readiness.clone()));
+    let Started { supervisor, engine } = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
+    actix::spawn(upkeep(config.clone(), engine, readiness.clone()));
 
     tokio::select! {
         reason = ends.recv() => {
@@ -130,13 +132,25 @@ async fn serve_until<H: Handler>(
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
 fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
     let ProviderConfig {
-        kind, url, token, call_timeout, max_in_flight, amount, key_life, key_life_margin, retry_after_cap, ..
+        kind,
+        url,
+        token,
+        call_timeout,
+        max_in_flight,
+        breaker_failures,
+        amount,
+        key_life,
+        key_life_margin,
+        retry_after_cap,
+        ..
     } = config.provider.clone();
     let profile = Profile {
         amount,
         key_life,
         key_life_margin,
         retry_after_cap,
+        query: config.provider.query,
+        query_settle: config.provider.query_settle,
         replays_stored_answers: config.provider.replays_stored_answers,
     };
     let client = match kind {
@@ -151,7 +165,10 @@ fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store)
     };
     Ok(move |store: &Store| match client {
         None => Billing::without_provider(),
-        Some((client, death)) => Billing::charging(store, PaymentActor::start(client, max_in_flight, death), profile),
+        Some((client, death)) => {
+            let breaker = Breaker::new(breaker_failures);
+            Billing::charging(store, PaymentActor::start(client, max_in_flight, breaker.clone(), death), breaker, profile)
+        }
     })
 }
 
@@ -231,6 +248,12 @@ fn say_start(config: &Config, floor: Uuid) {
     );
 }
 
+/// What runs.
+struct Started<H: Handler> {
+    supervisor: Addr<Supervisor<H>>,
+    engine: Arc<Engine<H>>,
+}
+
 fn start<H: Handler>(
     config: &Config,
     handler: H,
@@ -238,7 +261,7 @@ fn start<H: Handler>(
     status: Status,
     readiness: Readiness,
     fatal: &Fatal,
-) -> anyhow::Result<Addr<Supervisor<H>>> {
+) -> anyhow::Result<Started<H>> {
     let topic = config.kafka.topic.clone();
     let (commands, obeyed) = channel();
     let (events, asked) = mpsc::unbounded_channel();
@@ -268,7 +291,9 @@ fn start<H: Handler>(
         days: Days::default(),
         status: status.clone(),
     };
-    let workers = Workers::start(Arc::new(engine), offsets.clone(), config.pipeline.partition_concurrency, config.pipeline.drain);
+    let engine = Arc::new(engine);
+    let workers =
+        Workers::start(Arc::clone(&engine), offsets.clone(), config.pipeline.partition_concurrency, config.pipeline.drain);
     let wiring = Wiring {
         workers,
         offsets,
@@ -280,7 +305,7 @@ fn start<H: Handler>(
         readiness,
         fatal: fatal.clone(),
     };
-    Ok(Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start())
+    Ok(Started { supervisor: Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine })
 }
 
 /// Who we are, for people who look at `consumed_partition`.
@@ -290,16 +315,18 @@ fn owner() -> String {
 }
 
 /// What must be looked at now and then, whoever owns the partitions. Every failure here is the database's, and shows in readiness.
-async fn upkeep(config: Config, store: Store, status: Status, readiness: Readiness) {
+async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: Readiness) {
+    let (store, status) = (&engine.store, &engine.status);
     let mut days_made = actix::clock::Instant::now();
     let mut ticks = actix::clock::interval(UPKEEP);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        show_pools(&store);
+        show_pools(store);
         metrics::upkeep();
+        show_pause(engine.handler.pause(), status, &readiness);
         let make_days = days_made.elapsed() >= DAYS_AHEAD;
-        match upkeep_once(&config, &store, &status, make_days).await {
+        match upkeep_once(&config, store, status, make_days).await {
             Ok(()) => {
                 readiness.set(Readiness::DATABASE);
                 if make_days {
@@ -320,6 +347,15 @@ async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days:
         retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await?;
     }
     Ok(())
+}
+
+/// A downstream that asks for a second of peace is no reason to take this process out of a rotation.
+fn show_pause(pause: Option<Pause>, status: &Status, readiness: &Readiness) {
+    match pause.as_ref().filter(|pause| pause.since.elapsed() >= PAUSE_IS_LONG) {
+        Some(pause) => readiness.clear(Readiness::PROVIDER, pause.reason.clone()),
+        None => readiness.set(Readiness::PROVIDER),
+    }
+    status.paused(pause.map(|pause| pause.reason));
 }
 
 fn show_pools(store: &Store) {

@@ -1,7 +1,7 @@
 //! Does it add up? The one reconciler, for operators, for tests and for the demo.
 //!
 //! In: the producer's log (optional), the database, the provider's ledger (optional). Out: a [`Report`]. It owns nothing and changes
-//! nothing. To be run when the group has caught up: an event that is in flight looks like one that is lost.
+//! nothing. What the group has not read yet does not add up, and is not called lost.
 //!
 //! Invariant: nothing that the engine says of itself is believed; only the log, the rows and the ledger count.
 
@@ -21,6 +21,7 @@ pub use self::report::{Report, grouped};
 use self::traces::{Booking, Content, Reconciliation};
 use crate::produce::LogLine;
 use crate::record::{Offset, Skips};
+use crate::store::consumed_partitions;
 use crate::store::reconcile::{self, Trace};
 use crate::store::{DbError, Store, skips};
 
@@ -78,6 +79,10 @@ type PassedOver = BTreeMap<i32, Skips>;
 pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError> {
     let mut reconciliation = Reconciliation::default();
     let mut session = store.control.get().await.map_err(DbError::from)?;
+    // Before the rows: what is settled by now must be among them.
+    for (partition, next) in consumed_partitions::positions(&mut session, &options.group, &options.topic).await? {
+        reconciliation.settled_below(partition, next.0);
+    }
     if let Some(path) = &options.log {
         let positions = skips::positions(&mut session, &options.group, &options.topic).await?;
         let passed_over = positions.into_iter().map(|position| (position.partition, position.skips)).collect();
@@ -124,9 +129,12 @@ fn log_line(line: &str, passed_over: &PassedOver, reconciliation: &mut Reconcili
             amount: Some(amount),
             currency: Some(currency),
             digest: Some(digest),
+            partition,
+            offset,
             ..
         } => {
-            reconciliation.logged_event(id, digest, Content::of(order, &amount, &currency, false), wanted);
+            let content = Content::of(order, &amount, &currency, false);
+            reconciliation.logged_event((partition, offset), id, digest, content, wanted);
         }
         _ => return Err("neither an event nor a fault".to_owned()),
     }
@@ -262,6 +270,7 @@ mod tests {
         let passed_over = PassedOver::from([(3, Skips::new(vec![(17, 19)]))]);
         let told = |lines: &[&str]| {
             let mut reconciliation = Reconciliation::default();
+            reconciliation.settled_below(3, 100);
             reconciliation.with_log();
             lines.iter().for_each(|line| log_line(line, &passed_over, &mut reconciliation).unwrap());
             let report = reconciliation.report(None);
@@ -275,6 +284,7 @@ mod tests {
     #[test]
     fn a_line_of_the_log_is_an_event_or_a_fault() {
         let mut reconciliation = Reconciliation::default();
+        reconciliation.settled_below(3, 19);
         reconciliation.with_log();
         log_line(EVENT, &PassedOver::new(), &mut reconciliation).unwrap();
         log_line(r#"{"partition":3,"offset":18,"fault":"undecodable"}"#, &PassedOver::new(), &mut reconciliation).unwrap();

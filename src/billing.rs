@@ -12,18 +12,17 @@
 mod verdict;
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::Addr;
 use uuid::Uuid;
 
 use self::verdict::Verdict;
-use crate::crash::CrashPoint;
 use crate::event::{self, OrderConfirmed};
-use crate::handler::{BatchContext, Claimed, Handler, Outcome, Rejection};
+use crate::handler::{BatchContext, Claimed, Handler, Outcome, Pause, Rejection};
 use crate::pipeline::payment::{Called, Charge, ChargeBatch, Kept, PaymentActor};
-use crate::provider::Profile;
-use crate::record::Record;
+use crate::provider::{Breaker, Profile};
+use crate::record::{Record, SourceId};
 use crate::store::attempts::{self, NewAttempt, Opened};
 use crate::store::payments::{self, PaymentRow};
 use crate::store::{DbError, Pool, Session, Store};
@@ -42,14 +41,15 @@ struct Provider {
     /// A pool of its own: an attempt is committed while the batch's transaction is open.
     attempts: Pool,
     payment: Addr<PaymentActor>,
+    breaker: Breaker,
     profile: Profile,
 }
 
 impl Billing {
     /// Charges at the provider.
     #[must_use]
-    pub fn charging(store: &Store, payment: Addr<PaymentActor>, profile: Profile) -> Self {
-        Self { provider: Some(Provider { attempts: store.attempts.clone(), payment, profile }) }
+    pub fn charging(store: &Store, payment: Addr<PaymentActor>, breaker: Breaker, profile: Profile) -> Self {
+        Self { provider: Some(Provider { attempts: store.attempts.clone(), payment, breaker, profile }) }
     }
 
     /// Writes payment rows and calls nobody (`provider.kind = "none"`).
@@ -73,24 +73,58 @@ impl Handler for Billing {
         ctx: &BatchContext<Kept>,
         events: &[Claimed<OrderConfirmed>],
     ) -> Result<Vec<Outcome>, DbError> {
-        let events: Vec<&OrderConfirmed> = events.iter().map(Claimed::event).collect();
         match &self.provider {
-            Some(provider) => provider.apply(tx, ctx, &events).await,
+            Some(provider) => provider.apply(tx, ctx, events).await,
             None => {
-                let rows = events.iter().map(|event| Some(verdict::row_without_provider(event))).collect();
+                let events = events.iter().map(Claimed::event);
+                let rows = events.map(|event| Some(verdict::row_without_provider(event))).collect();
                 write_rows(tx, rows).await.map(|written| written.into_iter().map(|row| row.unwrap_or(Outcome::Applied)).collect())
             }
         }
     }
+
+    fn pause(&self) -> Option<Pause> {
+        let breaker = &self.provider.as_ref()?.breaker;
+        let opened = breaker.opened()?;
+        Some(Pause { reason: opened.reason, since: opened.since, wait: breaker.wait(Instant::now()) })
+    }
+
+    async fn doubt_held(&self, tx: &mut Session, source: SourceId, group: &str) -> Result<(), DbError> {
+        match self.provider {
+            Some(_) => attempts::doubt_held(tx, source, group).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn refused(
+        &self,
+        tx: &mut Session,
+        ctx: &BatchContext<Kept>,
+        event: &Claimed<OrderConfirmed>,
+        error: &str,
+    ) -> Result<Outcome, DbError> {
+        if self.provider.is_some() {
+            // What the provider said goes into the attempt's row: a replay writes the payment from there, and asks nobody.
+            let begun = without_payment(tx, ctx, &[event.event()], &[]).await?;
+            attempts::settle(tx, ctx.source, &begun, &[]).await?;
+        }
+        Ok(verdict::refused(ctx.answers.get(event.event().event_id), error))
+    }
 }
 
 impl Provider {
-    async fn apply(&self, tx: &mut Session, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed]) -> Result<Vec<Outcome>, DbError> {
-        let Some(opened) = self.open(ctx, events).await? else {
+    async fn apply(
+        &self,
+        tx: &mut Session,
+        ctx: &BatchContext<Kept>,
+        claimed: &[Claimed<OrderConfirmed>],
+    ) -> Result<Vec<Outcome>, DbError> {
+        let Some(opened) = self.open(ctx, claimed).await? else {
             // Fenced: the partition is somebody else's. Nobody is called, and COMMIT or the next fence tells the owner.
-            return Ok(vec![Outcome::NotStarted { wait: Duration::ZERO }; events.len()]);
+            return Ok(vec![Outcome::NotStarted { wait: Duration::ZERO }; claimed.len()]);
         };
-        CrashPoint::AttemptsOpened.passed();
+        let events: Vec<&OrderConfirmed> = claimed.iter().map(Claimed::event).collect();
+        let events = &events[..];
         let mut verdicts = self.judge(ctx, events, opened);
         self.call(ctx, &mut verdicts).await;
 
@@ -104,14 +138,18 @@ impl Provider {
             events.iter().zip(&outcomes).filter(|(_, outcome)| paid(outcome)).map(|(event, _)| event.event_id).collect();
         let begun = without_payment(tx, ctx, events, &settled).await?;
         attempts::settle(tx, ctx.source, &begun, &settled).await?;
-        CrashPoint::AttemptsSettled.passed();
         Ok(outcomes)
     }
 
     /// Makes the attempts of all events durable that may be asked for now. `None`: fenced.
-    async fn open(&self, ctx: &BatchContext<Kept>, events: &[&OrderConfirmed]) -> Result<Option<Opened>, DbError> {
-        let to_ask = events.iter().filter(|event| !ctx.answers.get(event.event_id).is_some_and(|kept| verdict::is_final(&kept)));
-        let new: Vec<NewAttempt> = to_ask.map(|event| verdict::new_attempt(event, &self.profile)).collect();
+    async fn open(&self, ctx: &BatchContext<Kept>, claimed: &[Claimed<OrderConfirmed>]) -> Result<Option<Opened>, DbError> {
+        let answered = |id| ctx.answers.get(id).is_some_and(|kept| verdict::is_final(&kept));
+        let to_ask = claimed.iter().filter(|claimed| !answered(claimed.event().event_id));
+        let attempt = |claimed: &Claimed<OrderConfirmed>| NewAttempt {
+            in_doubt: claimed.is_in_doubt(),
+            ..verdict::new_attempt(claimed.event(), &self.profile)
+        };
+        let new: Vec<NewAttempt> = to_ask.map(attempt).collect();
         if new.is_empty() {
             return Ok(Some(Opened::default()));
         }
@@ -124,7 +162,11 @@ impl Provider {
         let mut known: HashMap<Uuid, _> = opened.attempts.into_iter().map(|attempt| (attempt.event_id, attempt)).collect();
         let verdict = |event: &&OrderConfirmed| {
             let id = event.event_id;
-            verdict::judge(event, ctx.answers.get(id), payments.get(&id), known.remove(&id), &self.profile)
+            let verdict = verdict::judge(event, ctx.answers.get(id), payments.get(&id), known.remove(&id), &self.profile);
+            if let Verdict::Answered(kept) = &verdict {
+                ctx.answers.keep(id, kept.clone()); // also one that an attempt's row remembers
+            }
+            verdict
         };
         events.iter().map(verdict).collect()
     }
@@ -156,9 +198,6 @@ impl Provider {
 async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>) -> Result<Vec<Option<Outcome>>, DbError> {
     let new: Vec<PaymentRow> = rows.iter().flatten().cloned().collect();
     let written = payments::insert(tx, &new).await?;
-    if !new.is_empty() {
-        CrashPoint::PaymentsWritten.passed();
-    }
     let missing: Vec<Uuid> = new.iter().map(|row| row.event_id).filter(|id| !written.contains(id)).collect();
     let found = payments::look_up(tx, &missing).await?;
     let missing: HashSet<Uuid> = missing.into_iter().collect();
@@ -185,5 +224,5 @@ async fn without_payment(
     kept.retain(|(id, _)| !paid.contains(id));
     // In the order of their ids, so that two transactions lock rows in one order.
     kept.sort_unstable_by_key(|(id, _)| *id);
-    Ok(kept.into_iter().map(|(id, kept)| verdict::begun_attempt(id, kept)).collect())
+    Ok(kept.into_iter().filter_map(|(id, kept)| verdict::begun_attempt(id, kept)).collect())
 }

@@ -56,7 +56,7 @@ enum Command {
     ///
     /// Ends with exit code 1 when something is lost or was charged twice.
     Audit(Audit),
-    /// Runs a payment provider that misbehaves on request and keeps an honest ledger.
+    /// Runs a payment provider that misbehaves on request and keeps an honest ledger, in memory.
     #[cfg(feature = "lab")]
     ProviderStub(crate::lab::provider_stub::Args),
     /// Runs the whole story on this machine: broker, database, provider, crashes, replay, and the reckoning.
@@ -104,7 +104,7 @@ pub fn main(
             ExitCode::from(USAGE)
         }
         Err(Failure::Failed(error)) => {
-            complain(&format!("{error:#}"));
+            complain(&chain(&error));
             ExitCode::from(FAILED)
         }
     }
@@ -135,7 +135,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         #[cfg(feature = "lab")]
         Command::ProviderStub(arguments) => {
             let stub = crate::lab::provider_stub::run(arguments.clone());
-            Ok(runtime()?.block_on(stub).context("the provider stub")?)
+            Ok(runtime()?.block_on(stub)?)
         }
         #[cfg(feature = "lab")]
         Command::Demo(arguments) => demo(arguments),
@@ -147,11 +147,16 @@ fn run(config: Config) -> anyhow::Result<()> {
 }
 
 fn migrate(config: &Config) -> anyhow::Result<()> {
-    let applied = runtime()?.block_on(store::migrate(&config.database.settings()))?;
+    let applied = runtime()?.block_on(store::migrate(&config.database.settings())).with_context(|| database_of(config))?;
     say(&match applied.as_slice() {
         [] => "the schema is current\n".to_owned(),
         names => names.iter().map(|name| format!("applied {name}\n")).collect(),
     })
+}
+
+/// What an error of a command is about that talks to the database.
+fn database_of(config: &Config) -> String {
+    format!("{} (database.url)", config.database.url.redacted_url())
 }
 
 fn check(config: &Config) -> Result<(), Failure> {
@@ -169,7 +174,7 @@ fn offsets(config: &Config, arguments: &Offsets) -> anyhow::Result<()> {
 }
 
 fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
-    let (report, text) = runtime()?.block_on(arguments.run(config))?;
+    let (report, text) = runtime()?.block_on(arguments.run(config)).with_context(|| database_of(config))?;
     say(&text)?;
     if report.adds_up() { Ok(()) } else { Err(Failure::Said) }
 }
@@ -200,6 +205,15 @@ fn say(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
         _ => Ok(()),
     }
+}
+
+/// An error and its causes. Many an error says its cause itself: what has been said is not said again.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        _ if said.contains(&cause) => said,
+        _ => format!("{said}: {cause}"),
+    })
 }
 
 fn complain(text: &str) {
@@ -244,6 +258,16 @@ mod tests {
         assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_KAFKA_TOPIK", "x")]), code(64));
         assert_eq!(exit_code(&["check", "--show-config", "--config", "/nowhere/at/all"], &[]), code(64));
         assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_CONFIG", "/nowhere/at/all")]), code(64));
+    }
+
+    #[test]
+    fn a_cause_that_an_error_has_said_itself_is_not_said_again() {
+        let refused = || anyhow::anyhow!("connection refused");
+        assert_eq!(
+            chain(&refused().context("connect: connection refused").context("database")),
+            "database: connect: connection refused"
+        );
+        assert_eq!(chain(&refused().context("connect")), "connect: connection refused");
     }
 
     #[test]

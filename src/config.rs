@@ -101,12 +101,18 @@ settings! {
         effect_deadline: Duration = Duration::from_secs(10),
         /// Calls in flight at once, over all partitions.
         max_in_flight: usize = 256,
+        /// Nobody is called for a while after so many events in a row failed; then one call tries.
+        breaker_failures: usize = 10,
         /// How an amount is written: `10.00` or `1000`.
         amount: AmountForm = AmountForm::Decimal,
         /// How long the provider remembers an idempotency key.
         key_life: Duration = Duration::from_secs(24 * 3_600),
         /// No call is made for an event within this time of its key's end.
         key_life_margin: Duration = Duration::from_secs(3_600),
+        /// Whether the provider is asked what became of a charge whose key it may have forgotten; `none` leaves those to a person.
+        query: ProviderQuery = ProviderQuery::None,
+        /// "No such charge" is believed only so long after the last attempt.
+        query_settle: Duration = Duration::from_secs(300),
         /// The longest `Retry-After` that is honoured.
         retry_after_cap: Duration = Duration::from_secs(300),
         /// The provider repeats a stored answer, so that a refusal after an unknown answer is definite.
@@ -199,6 +205,16 @@ choice! {
         Decimal = "decimal",
         /// In the currency's smallest unit: `1000`.
         MinorUnits = "minor_units",
+    }
+}
+
+choice! {
+    /// How the provider is asked what became of a charge.
+    ProviderQuery {
+        /// Not at all.
+        None = "none",
+        /// `GET <url>/v1/charges?idempotency_key=<eventId>`; only an answer that repeats the key in `idempotencyKey` counts.
+        IdempotencyKey = "idempotency_key",
     }
 }
 

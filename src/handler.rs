@@ -73,6 +73,10 @@ pub enum HeldReason {
     Retryable,
     /// Nobody knows whether the effect happened.
     Unknown,
+    /// The database does not take its rows.
+    Refused,
+    /// The effect happened downstream, and its row could not be written or contradicts one that is there.
+    ChargedNotRecorded,
     /// Records that were never settled are gone from the log; the row stands for a range of offsets.
     Gap,
     /// An operator wants these records passed over; the row stands for a range of offsets.
@@ -81,7 +85,7 @@ pub enum HeldReason {
 
 impl HeldReason {
     /// Every reason, in the order above.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Undecodable,
         Self::Invalid,
         Self::Rejected,
@@ -90,6 +94,8 @@ impl HeldReason {
         Self::Future,
         Self::Retryable,
         Self::Unknown,
+        Self::Refused,
+        Self::ChargedNotRecorded,
         Self::Gap,
         Self::Skipped,
     ];
@@ -106,6 +112,8 @@ impl HeldReason {
             Self::Future => "future",
             Self::Retryable => "retryable",
             Self::Unknown => "unknown",
+            Self::Refused => "refused",
+            Self::ChargedNotRecorded => "charged_not_recorded",
             Self::Gap => "gap",
             Self::Skipped => "skipped",
         }
@@ -124,7 +132,7 @@ impl fmt::Display for HeldReason {
 ///
 /// ```compile_fail,E0451
 /// # use onceward::handler::Claimed;
-/// let forged = Claimed { event: (), offset: onceward::record::Offset(0) };
+/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), in_doubt: false };
 /// ```
 ///
 /// Reading one is open to every handler:
@@ -139,17 +147,28 @@ impl fmt::Display for HeldReason {
 pub struct Claimed<E> {
     event: E,
     offset: Offset,
+    in_doubt: bool,
 }
 
 impl<E> Claimed<E> {
     /// The engine's only door: called with what the claim statement returned, or with a held row it has locked.
     pub(crate) const fn new(event: E, offset: Offset) -> Self {
-        Self { event, offset }
+        Self { event, offset, in_doubt: false }
+    }
+
+    /// The same, in doubt or not.
+    pub(crate) fn in_doubt_if(self, in_doubt: bool) -> Self {
+        Self { in_doubt, ..self }
     }
 
     /// The event.
     pub const fn event(&self) -> &E {
         &self.event
+    }
+
+    /// The database went back in time, and its effect may have happened before: what a downstream was asked is not remembered.
+    pub const fn is_in_doubt(&self) -> bool {
+        self.in_doubt
     }
 
     /// Where its record stands; for order and explanation, never a key.
@@ -195,6 +214,19 @@ pub enum Outcome {
     Conflict {
         /// For the held row.
         error: String,
+    },
+    /// The database does not take its rows; nothing was asked of a downstream that would have to be remembered.
+    Refused {
+        /// For the held row.
+        error: String,
+    },
+    /// It happened downstream, and its row could not be written or contradicts one that is there. A replay writes the row and asks
+    /// nobody.
+    NotRecorded {
+        /// For the held row.
+        error: String,
+        /// The downstream's name for what happened.
+        charge_id: String,
     },
 }
 
@@ -263,6 +295,17 @@ impl StopFlag {
     }
 }
 
+/// Why the downstream is not to be called, and no event is to be claimed for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// For people.
+    pub reason: String,
+    /// Since when.
+    pub since: Instant,
+    /// When to ask again; `None`: one batch may try.
+    pub wait: Option<Duration>,
+}
+
 /// What a handler may know of the batch it is in.
 #[derive(Debug)]
 pub struct BatchContext<A> {
@@ -309,4 +352,33 @@ pub trait Handler: Send + Sync + 'static {
         ctx: &BatchContext<Self::Answer>,
         events: &[Claimed<Self::Event>],
     ) -> impl Future<Output = Result<Vec<Outcome>, DbError>>;
+
+    /// Asked before each batch: while the downstream is not to be called, partitions pause.
+    fn pause(&self) -> Option<Pause> {
+        None
+    }
+
+    /// The database went back in time, to a state in which events of this partition were held that may have been applied since. Called
+    /// once, in the transaction that notes it, before any event is applied.
+    ///
+    /// # Errors
+    /// It is tried again.
+    fn doubt_held(&self, _tx: &mut Session, _source: SourceId, _group: &str) -> impl Future<Output = Result<(), DbError>> {
+        std::future::ready(Ok(()))
+    }
+
+    /// The event stood alone in its transaction, and the database refused a row that [`Handler::apply`] wrote for it: it is held, and this
+    /// says how. Whatever was learned of it downstream must be kept here, in rows that the database takes.
+    ///
+    /// # Errors
+    /// Stops the partition: there is no smaller part to try.
+    fn refused(
+        &self,
+        _tx: &mut Session,
+        _ctx: &BatchContext<Self::Answer>,
+        _event: &Claimed<Self::Event>,
+        error: &str,
+    ) -> impl Future<Output = Result<Outcome, DbError>> {
+        std::future::ready(Ok(Outcome::Refused { error: error.to_owned() }))
+    }
 }

@@ -164,6 +164,16 @@ pub fn provider_call(class: CallClass, took: Duration) {
     PROVIDER_CALL.at(class as usize).record(took);
 }
 
+/// The breaker has opened.
+pub fn breaker_opened() {
+    BREAKER_OPENINGS.at(0).increment(1);
+}
+
+/// Whether the breaker is open.
+pub fn breaker(open: bool) {
+    BREAKER_OPEN.at(0).set(f64::from(u8::from(open)));
+}
+
 /// Partitions came or went.
 pub fn rebalance(kind: Rebalance, partitions: usize) {
     REBALANCES.at(kind as usize).increment(1);
@@ -183,6 +193,11 @@ pub fn read_again(offsets: u64) {
 /// The broker took an offset commit.
 pub fn commit_ok() {
     COMMITS.at(Commit::Ok as usize).increment(1);
+}
+
+/// A partition was taken over from a database that has lost what it had.
+pub fn database_went_back() {
+    WENT_BACK.at(0).increment(1);
 }
 
 /// An offset commit was refused or got no answer.
@@ -289,6 +304,20 @@ static PROVIDER_CALL: Series<Histogram> = Series::new(Definition {
     help: "Calls of the payment provider by the class of the answer.",
 });
 
+static BREAKER_OPENINGS: Series<Counter> = Series::new(Definition {
+    name: "onceward_breaker_openings_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "How often the breaker before the payment provider has opened.",
+});
+
+static BREAKER_OPEN: Series<Gauge> = Series::new(Definition {
+    name: "onceward_breaker_open",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "1 while nobody, or only a probe, calls the payment provider; `/status` says why.",
+});
+
 static REBALANCES: Series<Counter> = Series::new(Definition {
     name: "onceward_rebalances_total",
     kind: Kind::Counter,
@@ -330,6 +359,13 @@ static POOL_IN_USE: Series<Gauge> = Series::new(Definition {
     kind: Kind::Gauge,
     labels: &[("pool", PoolName::WORDS)],
     help: "Database connections in use.",
+});
+
+static WENT_BACK: Series<Counter> = Series::new(Definition {
+    name: "onceward_database_went_back_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Partitions taken over from a database that had settled more before: restored, promoted, or the group was moved ahead.",
 });
 
 static STALE_CONFIRMATIONS: Series<Counter> = Series::new(Definition {
@@ -403,11 +439,14 @@ static FAMILIES: &[&dyn Family] = &[
     &STAGE,
     &RECORD_AGE,
     &PROVIDER_CALL,
+    &BREAKER_OPENINGS,
+    &BREAKER_OPEN,
     &REBALANCES,
     &REBALANCED_PARTITIONS,
     &REBALANCE_PHASES,
     &READ_AGAIN,
     &COMMITS,
+    &WENT_BACK,
     &STALE_CONFIRMATIONS,
     &CLIENT_ERRORS,
     &CLIENT_REPLACEMENTS,

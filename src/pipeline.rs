@@ -26,6 +26,7 @@ pub mod batch;
 pub mod dedup;
 mod due;
 pub mod pace;
+pub mod refusal;
 pub mod workers;
 
 pub mod payment;

@@ -17,7 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
-use rdkafka::config::ClientConfig;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext};
@@ -25,6 +26,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer as _,
 pub use self::generate::Generated;
 pub use self::log::LogLine;
 use crate::event;
+use crate::pipeline::client_log::ClientLog;
 
 /// What to produce, and where.
 #[derive(Clone, Debug)]
@@ -67,6 +69,14 @@ pub enum ProduceError {
     /// An option makes no sense.
     #[error("{0}")]
     Options(&'static str),
+    /// Nobody has made the topic. A broker that makes topics when they are named must not be led to it by a slip of the pen.
+    #[error("the topic {topic} does not exist at {brokers}: create it, or see kafka.topic")]
+    NoTopic {
+        /// The topic.
+        topic: String,
+        /// The brokers.
+        brokers: String,
+    },
     /// The source or the log.
     #[error("{path}: {error}", path = path.display())]
     File {
@@ -75,12 +85,24 @@ pub enum ProduceError {
         /// What the system said.
         error: io::Error,
     },
-    /// The client cannot be made, or the topic's partitions cannot be asked for.
+    /// Nobody tells of the topic.
+    #[error("no answer from {brokers}: {error}; see kafka.brokers")]
+    NoAnswer {
+        /// The brokers.
+        brokers: String,
+        /// What the client said.
+        error: KafkaError,
+    },
+    /// The client cannot be made.
     #[error("Kafka: {0}")]
     Kafka(#[from] KafkaError),
     /// Some records are not known to be in the topic. Those that timed out may be.
-    #[error("{not_delivered} records were not delivered ({delivered} were): {first}")]
+    #[error("{not_delivered} records were not delivered to {topic} at {brokers} ({delivered} were): {first}; see kafka.brokers")]
     NotDelivered {
+        /// The topic.
+        topic: String,
+        /// The brokers.
+        brokers: String,
         /// Acknowledged.
         delivered: u64,
         /// Failed, or not sent any more after the first failure.
@@ -105,6 +127,7 @@ struct Outgoing<'a> {
 /// # Errors
 /// See [`ProduceError`]; after the first failure nothing more is sent.
 pub fn run(options: &Options) -> Result<Produced, ProduceError> {
+    let partitions = partitions(options)?;
     let mut sender = Sender::start(options)?;
     match &options.source {
         Source::File(path) => {
@@ -117,11 +140,37 @@ pub fn run(options: &Options) -> Result<Produced, ProduceError> {
             }
         }
         Source::Generated(generated) => {
-            let partitions = if generated.duplicates_elsewhere_percent > 0 { sender.partitions()? } else { 0 };
             generated.each(partitions, |outgoing| sender.send(&outgoing))?;
         }
     }
     sender.finish(options.log.as_deref())
+}
+
+/// How many partitions the topic has. Asked by a consumer, which is not given a topic that it only names. Brokers take a moment to tell of
+/// one that was just made.
+fn partitions(options: &Options) -> Result<i32, ProduceError> {
+    /// How long a topic may be unknown before it counts as not there.
+    const NEW_TOPIC: Duration = Duration::from_secs(5);
+    const PAUSE: Duration = Duration::from_millis(100);
+    let mut client = options.client.clone();
+    let consumer: BaseConsumer = client.set("allow.auto.create.topics", "false").set("log_level", "0").create()?;
+    let deadline = Instant::now() + options.delivery_timeout.min(NEW_TOPIC);
+    loop {
+        let no_answer = |error| ProduceError::NoAnswer { brokers: brokers(&options.client), error };
+        let metadata = consumer.fetch_metadata(Some(&options.topic), options.delivery_timeout).map_err(no_answer)?;
+        let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
+        match i32::try_from(partitions) {
+            Ok(partitions) if partitions > 0 => return Ok(partitions),
+            _ if Instant::now() >= deadline => {
+                return Err(ProduceError::NoTopic { topic: options.topic.clone(), brokers: brokers(&options.client) });
+            }
+            _ => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+fn brokers(client: &ClientConfig) -> String {
+    client.get("bootstrap.servers").unwrap_or_default().to_owned()
 }
 
 impl<'a> Outgoing<'a> {
@@ -147,8 +196,6 @@ impl<'a> Sender<'a> {
     const POLL_EVERY: u64 = 64;
     /// How long to wait for room in the client's queue before asking again.
     const FULL: Duration = Duration::from_millis(2);
-    /// How long a topic may be unknown before it counts as not there.
-    const NEW_TOPIC: Duration = Duration::from_secs(5);
 
     fn start(options: &'a Options) -> Result<Self, ProduceError> {
         if options.per_second == Some(0) {
@@ -164,22 +211,8 @@ impl<'a> Sender<'a> {
             .set("queue.buffering.max.kbytes", "65536")
             .set("message.timeout.ms", options.delivery_timeout.as_millis().max(1).to_string());
         let state = State { log, delivered: 0, first_failure: None };
-        let producer = client.create_with_context(Deliveries(Mutex::new(state)))?;
+        let producer = client.create_with_context(Deliveries { state: Mutex::new(state), log: ClientLog::default() })?;
         Ok(Self { producer, options, started: Instant::now(), sent: 0, unsent: 0 })
-    }
-
-    /// Brokers take a moment to tell of a topic that was just made.
-    fn partitions(&self) -> Result<i32, ProduceError> {
-        let deadline = self.started + self.options.delivery_timeout.min(Self::NEW_TOPIC);
-        loop {
-            let metadata = self.producer.client().fetch_metadata(Some(&self.options.topic), self.options.delivery_timeout)?;
-            let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
-            match i32::try_from(partitions) {
-                Ok(partitions) if partitions > 0 => return Ok(partitions),
-                _ if Instant::now() >= deadline => return Err(ProduceError::Options("the topic does not exist")),
-                _ => self.producer.poll(Duration::from_millis(50)),
-            }
-        }
     }
 
     fn send(&mut self, outgoing: &Outgoing<'_>) {
@@ -226,19 +259,23 @@ impl<'a> Sender<'a> {
         if not_delivered > 0 {
             let unreported = || flushed.err().map_or_else(|| "no delivery report".to_owned(), |error| error.to_string());
             let first = state.first_failure.take().unwrap_or_else(unreported);
-            return Err(ProduceError::NotDelivered { delivered: state.delivered, not_delivered, first });
+            let (topic, brokers) = (self.options.topic.clone(), brokers(&self.options.client));
+            return Err(ProduceError::NotDelivered { topic, brokers, delivered: state.delivered, not_delivered, first });
         }
         written.map_err(|error| ProduceError::File { path: log.unwrap_or(Path::new("log")).to_owned(), error })?;
         Ok(Produced { delivered: state.delivered, elapsed })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.producer.context().0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.producer.context().state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Takes the delivery reports. The lock is never waited for: reports are taken in on the thread that sends.
-struct Deliveries(Mutex<State>);
+struct Deliveries {
+    state: Mutex<State>,
+    log: ClientLog,
+}
 
 struct State {
     log: Option<log::Log>,
@@ -252,13 +289,21 @@ impl State {
     }
 }
 
-impl ClientContext for Deliveries {}
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        ClientLog::line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.log.error(&error, reason);
+    }
+}
 
 impl ProducerContext for Deliveries {
     type DeliveryOpaque = ();
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Ok(message) => {
                 state.delivered += 1;
@@ -279,6 +324,7 @@ mod tests {
 
     use rdkafka::mocking::MockCluster;
     use rdkafka::producer::DefaultProducerContext;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
     use super::*;
     use crate::event::Currency;
@@ -360,13 +406,28 @@ mod tests {
     #[test]
     fn what_is_not_delivered_is_counted() {
         let log = TempFile::new("none", b"");
+        let cluster = cluster();
+        let refused = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED; 3];
+        cluster.request_errors(RDKafkaApiKey::Produce, &refused);
+        let error = run(&options(&cluster.bootstrap_servers(), Source::Generated(generated(1_000)), &log)).unwrap_err();
+        let ProduceError::NotDelivered { delivered, not_delivered, .. } = &error else { panic!("{error}") };
+        assert!(*not_delivered > 0 && delivered + not_delivered == 1_000, "{error}");
+        assert_eq!(log.lines().len() as u64, *delivered);
+    }
+
+    #[test]
+    fn without_a_broker_or_a_topic_nothing_is_sent_and_the_key_to_look_at_is_named() {
+        let log = TempFile::new("nowhere", b"");
+        let run = |brokers: &str, topic: &str| {
+            let delivery_timeout = Duration::from_millis(200);
+            let options = options(brokers, Source::Generated(generated(1)), &log);
+            run(&Options { topic: topic.to_owned(), delivery_timeout, ..options }).unwrap_err().to_string()
+        };
         // Nobody listens on port 1.
-        let mut options =
-            options("127.0.0.1:1", Source::Generated(Generated { duplicates_elsewhere_percent: 0, ..generated(1_000) }), &log);
-        options.delivery_timeout = Duration::from_millis(100);
-        let error = run(&options).unwrap_err();
-        assert!(matches!(error, ProduceError::NotDelivered { delivered: 0, not_delivered: 1_000, .. }), "{error}");
-        assert!(log.lines().is_empty());
+        let error = run("127.0.0.1:1", "orders.confirmed");
+        assert!(error.starts_with("no answer from 127.0.0.1:1: ") && error.ends_with("see kafka.brokers"), "{error}");
+        let error = run(&cluster().bootstrap_servers(), "orders.misspelt");
+        assert!(error.contains("orders.misspelt") && error.ends_with("see kafka.topic"), "{error}");
     }
 
     #[test]

@@ -1,20 +1,23 @@
 //! The payment provider, seen from here: one kind of call, one table that says what an answer means.
 //!
-//! [`profile`] holds what differs between providers, [`client`] makes the call, [`answer`] classifies what came back.
+//! [`profile`] holds what differs between providers, [`client`] makes the call, [`answer`] classifies what came back, [`breaker`] says
+//! whether anybody may be called.
 //!
 //! Invariant: only an answer that says so is a charge, and nothing but a definite refusal is "not charged" (R-KFK-IDEM-4).
 
 pub mod answer;
+pub mod breaker;
 pub mod client;
 pub mod profile;
 
 use std::fmt;
 use std::time::Duration;
 
-pub use self::answer::Answer;
+pub use self::answer::{Answer, Found};
+pub use self::breaker::Breaker;
 pub use self::client::{Client, ClientError};
 pub use self::profile::Profile;
-pub use crate::config::AmountForm;
+pub use crate::config::{AmountForm, ProviderQuery};
 
 /// What the provider's room must be told. It holds the token, so it shows itself without it.
 #[derive(Clone)]

@@ -26,6 +26,8 @@ pub struct Snapshot {
     pub held: Vec<(HeldReason, HeldState, i64)>,
     /// When the poll thread was last seen at work; `None` before it has begun.
     pub polled: Option<Instant>,
+    /// Why the downstream is not called.
+    pub paused: Option<String>,
 }
 
 /// One owned partition.
@@ -160,6 +162,11 @@ impl Status {
         self.lock().held = counts;
     }
 
+    /// Why the downstream is not called, if so.
+    pub fn paused(&self, reason: Option<String>) {
+        self.lock().paused = reason;
+    }
+
     /// The view at this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -238,6 +245,8 @@ impl Readiness {
     pub const ASSIGNMENT: &'static str = "assignment";
     /// No partition of ours waits for a person.
     pub const PARTITIONS: &'static str = "partitions";
+    /// The downstream is called.
+    pub const PROVIDER: &'static str = "provider";
 
     /// With the three latches of the service, all red.
     #[must_use]

@@ -31,6 +31,8 @@ pub struct Report {
     pub double_charges: Option<u64>,
     /// Distinct ids of the log that are in none of charged, declined, held, passed over.
     pub lost: Option<u64>,
+    /// Distinct ids of the log that are in none of them because the group has not read them yet.
+    pub unread: Option<u64>,
     /// One sentence per kind of fault, with a count and some ids.
     pub problems: Vec<String>,
 }
@@ -39,14 +41,14 @@ impl Report {
     /// Whether every event is where it should be, once, with one amount.
     #[must_use]
     pub fn adds_up(&self) -> bool {
-        self.problems.is_empty() && self.double_charges.unwrap_or(0) == 0 && self.lost.unwrap_or(0) == 0
+        self.problems.is_empty() && [self.double_charges, self.lost, self.unread].into_iter().flatten().all(|count| count == 0)
     }
 
     /// One line of JSON; what is not known is `null`.
     #[must_use]
     pub fn to_json(&self) -> String {
         #[derive(Serialize)]
-        struct Line {
+        struct Line<'a> {
             produced: Option<u64>,
             distinct: Option<u64>,
             charged: u64,
@@ -57,6 +59,10 @@ impl Report {
             poison: u64,
             double_charges: Option<u64>,
             lost: Option<u64>,
+            unread: Option<u64>,
+            conflicts: u64,
+            adds_up: bool,
+            problems: &'a [String],
         }
         let Self {
             produced,
@@ -67,13 +73,30 @@ impl Report {
             held,
             passed_over,
             poison,
-            conflicts: _,
+            conflicts,
             double_charges,
             lost,
-            problems: _,
+            unread,
+            ref problems,
         } = *self;
-        let line = Line { produced, distinct, charged, declined, duplicates, held, passed_over, poison, double_charges, lost };
-        serde_json::to_string(&line).expect("numbers can always be written")
+        let adds_up = self.adds_up();
+        let line = Line {
+            produced,
+            distinct,
+            charged,
+            declined,
+            duplicates,
+            held,
+            passed_over,
+            poison,
+            double_charges,
+            lost,
+            unread,
+            conflicts,
+            adds_up,
+            problems,
+        };
+        serde_json::to_string(&line).expect("numbers and texts can always be written")
     }
 }
 
@@ -93,12 +116,23 @@ impl fmt::Display for Report {
             ("double charges", self.double_charges, "at the provider, beyond one per event: must be 0"),
             ("lost", self.lost, "distinct events that are neither charged, declined, held nor passed over: must be 0"),
         ];
-        for (name, count, meaning) in rows {
+        let unread = ("not read yet", self.unread, "distinct events that the group has still to come to");
+        for (name, count, meaning) in rows.into_iter().chain(self.unread.is_some_and(|unread| unread > 0).then_some(unread)) {
             let count = count.map_or_else(|| "unknown".to_owned(), grouped);
             writeln!(f, "{name:<20}{count:>13}   {meaning}")?;
         }
         if self.adds_up() {
-            return write!(f, "\nIt adds up.");
+            return match (self.lost, self.double_charges) {
+                (Some(_), Some(_)) => write!(f, "\nIt adds up."),
+                (Some(_), None) => write!(f, "\nIt adds up, as far as was asked: without --ledger nobody knows of double charges."),
+                (None, Some(_)) => write!(f, "\nIt adds up, as far as was asked: without --log nobody knows what is lost."),
+                (None, None) => {
+                    write!(
+                        f,
+                        "\nIt adds up, as far as was asked: without --log and --ledger nobody knows of losses and double charges."
+                    )
+                }
+            };
         }
         write!(f, "\nIt does NOT add up:")?;
         self.problems.iter().try_for_each(|problem| write!(f, "\n  - {problem}"))
@@ -136,13 +170,14 @@ mod tests {
             conflicts: 7,
             double_charges: Some(0),
             lost: Some(0),
+            unread: Some(0),
             problems: Vec::new(),
         }
     }
 
     #[test]
     fn a_machine_gets_one_line() {
-        let line = r#"{"produced":1234567,"distinct":1000000,"charged":999000,"declined":900,"duplicates":234500,"held":100,"passed_over":0,"poison":60,"double_charges":0,"lost":0}"#;
+        let line = r#"{"produced":1234567,"distinct":1000000,"charged":999000,"declined":900,"duplicates":234500,"held":100,"passed_over":0,"poison":60,"double_charges":0,"lost":0,"unread":0,"conflicts":7,"adds_up":true,"problems":[]}"#;
         assert_eq!(report().to_json(), line);
         assert!(Report::default().to_json().contains(r#""produced":null"#));
     }
@@ -157,6 +192,8 @@ mod tests {
         let wrong = Report { problems: vec!["1 charged more than once under its key: x".to_owned()], ..report() };
         assert!(wrong.to_string().ends_with("\n\nIt does NOT add up:\n  - 1 charged more than once under its key: x"));
         assert!(Report::default().to_string().contains("unknown   at the provider"));
+        let half = Report { double_charges: None, ..report() }.to_string();
+        assert!(half.ends_with("It adds up, as far as was asked: without --ledger nobody knows of double charges."), "{half}");
     }
 
     #[test]
@@ -165,6 +202,7 @@ mod tests {
         let wrong = [
             Report { lost: Some(1), ..report() },
             Report { double_charges: Some(1), ..report() },
+            Report { unread: Some(1), ..report() },
             Report { problems: vec!["x".to_owned()], ..report() },
         ];
         assert!(wrong.iter().all(|report| !report.adds_up()));

@@ -84,8 +84,10 @@ const LEDGER_DECLINED: u16 = 1 << 8;
 const LOGGED_TWO_WAYS: u16 = 1 << 9;
 const AMOUNTS_DIFFER: u16 = 1 << 10;
 const UNREADABLE: u16 = 1 << 11;
+/// The group has settled a record of it that is wanted, or says so: it must be somewhere.
+const READ: u16 = 1 << 12;
 /// The log has it somewhere that is not passed over.
-const WANTED: u16 = 1 << 12;
+const WANTED: u16 = 1 << 13;
 
 impl Traces {
     const fn has(&self, any_of: u16) -> bool {
@@ -105,6 +107,8 @@ pub(super) struct Reconciliation {
     other_contents: HashMap<Uuid, Vec<Option<Content>>>,
     has_log: bool,
     has_ledger: bool,
+    /// How far the group had settled each partition before anything else was looked at.
+    settled: BTreeMap<i32, i64>,
     records: u64,
     event_records: u64,
     /// Where records that are no event stand, and where such records are held.
@@ -127,12 +131,22 @@ impl Reconciliation {
         self.has_ledger = true;
     }
 
+    /// The first offset of a partition that is not settled; before the log. What stands there or beyond is not lost, only not read.
+    pub(super) fn settled_below(&mut self, partition: i32, offset: i64) {
+        self.settled.insert(partition, offset);
+    }
+
+    fn is_read(&self, (partition, offset): (i32, i64)) -> bool {
+        self.settled.get(&partition).is_some_and(|below| offset < *below)
+    }
+
     /// A record of the log that is an event.
     /// `wanted`: it does not stand where an operator wants records passed over.
-    pub(super) fn logged_event(&mut self, id: Uuid, digest: i64, content: Option<Content>, wanted: bool) {
+    pub(super) fn logged_event(&mut self, place: (i32, i64), id: Uuid, digest: i64, content: Option<Content>, wanted: bool) {
         (self.records, self.event_records) = (self.records + 1, self.event_records + 1);
+        let read = if self.is_read(place) { READ } else { 0 };
         let traces = self.events.entry(id).or_default();
-        traces.seen |= if wanted { WANTED } else { 0 };
+        traces.seen |= if wanted { WANTED | read } else { 0 };
         match &traces.logged {
             None => traces.logged = Some(Logged { digest, content }),
             Some(first) if first.digest != digest => {
@@ -175,8 +189,8 @@ impl Reconciliation {
             (HeldReason::Gap | HeldReason::Skipped, _) => return, // they stand for records, and are none
             (HeldReason::Conflict, _) => HELD_AS_CONFLICT,
             (_, HeldState::Applied) => HELD_APPLIED,
-            (HeldReason::Retryable | HeldReason::Unknown, _) => HELD | HELD_IN_DOUBT,
-            (HeldReason::Rejected | HeldReason::BeyondHorizon | HeldReason::Future, _) => HELD,
+            (HeldReason::Retryable | HeldReason::Unknown | HeldReason::ChargedNotRecorded, _) => HELD | HELD_IN_DOUBT,
+            (HeldReason::Rejected | HeldReason::BeyondHorizon | HeldReason::Future | HeldReason::Refused, _) => HELD,
         };
         let Some(id) = id else { return };
         self.events.entry(id).or_default().seen |= flags;
@@ -206,7 +220,7 @@ impl Reconciliation {
     pub(super) fn report(self, floor: Option<Uuid>) -> Report {
         let mut problems = Problems::default();
         let mut report = Report::default();
-        let (mut distinct, mut lost, mut double_charges) = (0, 0, 0);
+        let (mut distinct, mut lost, mut unread, mut double_charges) = (0, 0, 0, 0);
         for (id, traces) in &self.events {
             let produced = traces.logged.is_some();
             distinct += u64::from(produced);
@@ -216,13 +230,17 @@ impl Reconciliation {
                 report.declined += u64::from(traces.has(DECLINED));
                 report.held += u64::from(!traces.is_paid() && traces.has(HELD));
             }
-            if produced && !traces.is_paid() && !traces.has(HELD) {
-                if traces.has(WANTED) {
+            match produced && !traces.is_paid() && !traces.has(HELD) {
+                true if !traces.has(WANTED) => report.passed_over += 1,
+                true if traces.has(READ) => {
                     lost += 1;
                     problems.add(Problem::Lost, *id);
-                } else {
-                    report.passed_over += 1;
                 }
+                true => {
+                    unread += 1;
+                    problems.add(Problem::Unread, *id);
+                }
+                false => {}
             }
             double_charges += u64::from(traces.charges.saturating_sub(1));
             self.judge_rows(*id, traces, floor, &mut problems);
@@ -233,7 +251,8 @@ impl Reconciliation {
         }
         double_charges += self.charges_under_other_keys(&mut problems);
         for (partition, offset) in self.poison_logged.difference(&self.poison_held) {
-            problems.add(Problem::PoisonNotHeld, format_args!("partition {partition} offset {offset}"));
+            let problem = if self.is_read((*partition, *offset)) { Problem::PoisonNotHeld } else { Problem::Unread };
+            problems.add(problem, format_args!("partition {partition} offset {offset}"));
         }
         let is_ours = |id: &&Uuid| !self.has_log || self.events.get(id).is_some_and(|traces| traces.logged.is_some());
         report.conflicts = self.conflicts_held.iter().filter(is_ours).count() as u64;
@@ -244,6 +263,7 @@ impl Reconciliation {
             report.distinct = Some(distinct);
             report.duplicates = Some(self.event_records.saturating_sub(distinct + report.conflicts));
             report.lost = Some(lost);
+            report.unread = Some(unread);
         }
         report.double_charges = self.has_ledger.then_some(double_charges);
         report.problems = problems.into_sentences();
@@ -261,7 +281,7 @@ impl Reconciliation {
         if traces.has(HELD_APPLIED) && !traces.is_paid() {
             problems.add(Problem::AppliedWithoutPayment, id);
         }
-        if traces.has(LOGGED_TWO_WAYS) && !traces.has(HELD_AS_CONFLICT) {
+        if traces.has(LOGGED_TWO_WAYS) && traces.has(READ) && !traces.has(HELD_AS_CONFLICT) {
             problems.add(Problem::ConflictNotHeld, id);
         }
     }
@@ -353,6 +373,7 @@ enum Problem {
     AppliedWithoutPayment,
     PoisonNotHeld,
     ConflictNotHeld,
+    Unread,
 }
 
 impl Problem {
@@ -373,6 +394,7 @@ impl Problem {
             Self::AppliedWithoutPayment => "noted as applied in its held row, without a payment row",
             Self::PoisonNotHeld => "no event, and not held",
             Self::ConflictNotHeld => "produced with two contents, none of them held as a conflict",
+            Self::Unread => "not read yet by the group: audit again when it has caught up",
         }
     }
 }
@@ -418,6 +440,8 @@ mod tests {
         floor: Option<Uuid>,
         is_log_known: bool,
         is_ledger_known: bool,
+        /// The same for both partitions; the log's events stand in the first from offset 1 on.
+        settled: i64,
     }
 
     const AMOUNT: &str = "10.00";
@@ -457,6 +481,7 @@ mod tests {
             floor: Some(id(0)),
             is_log_known: true,
             is_ledger_known: true,
+            settled: 1_000,
         }
     }
 
@@ -479,9 +504,10 @@ mod tests {
                     .for_each(|(key, booking, order, amount)| reconciliation.booking(key, *booking, content(*order, amount)));
             }
             if self.is_log_known {
+                (0..2).for_each(|partition| reconciliation.settled_below(partition, self.settled));
                 reconciliation.with_log();
-                for (id, order, amount) in &self.log {
-                    reconciliation.logged_event(*id, i64::from(*amount != AMOUNT), content(*order, amount), true);
+                for ((id, order, amount), offset) in self.log.iter().zip(1..) {
+                    reconciliation.logged_event((0, offset), *id, i64::from(*amount != AMOUNT), content(*order, amount), true);
                 }
                 self.poison.iter().for_each(|(partition, offset)| reconciliation.logged_poison(*partition, *offset, true));
             }
@@ -514,6 +540,7 @@ mod tests {
             conflicts: 1,
             double_charges: Some(0),
             lost: Some(0),
+            unread: Some(0),
             problems: Vec::new(),
         };
         assert_eq!(report, expected);
@@ -559,6 +586,20 @@ mod tests {
         });
         assert_eq!((report.charged, report.lost, report.double_charges), (6, Some(1), Some(0)));
         assert_eq!(report.problems, [format!("1 lost: produced, and neither charged nor declined nor held: {}", id(7))]);
+    }
+
+    #[test]
+    fn what_the_group_has_not_read_is_not_lost_and_does_not_add_up_yet() {
+        let report = broken(|world| {
+            world.claims.remove(6);
+            world.payments.remove(6);
+            world.ledger.remove(6);
+            world.settled = 7; // event 7 stands at offset 7
+            world.held.truncate(3); // the records that are no event stand at 100 and 200
+        });
+        assert_eq!((report.lost, report.unread), (Some(0), Some(1)));
+        let [sentence] = &report.problems[..] else { panic!("{report}") };
+        assert!(sentence.starts_with("3 not read yet by the group"), "{sentence}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::event::OrderConfirmed;
 use crate::handler::{Event, Outcome};
 use crate::pipeline::payment::{Called, Charge, Kept};
-use crate::provider::{Answer, Profile};
+use crate::provider::{Answer, Profile, ProviderQuery};
 use crate::store::attempts::{BegunAttempt, KnownAttempt, NewAttempt};
 use crate::store::payments::{PaymentRow, PaymentStatus};
 
@@ -62,8 +62,9 @@ pub(super) fn judge(
         return if pays(payment, event) { Verdict::Paid(payment.status) } else { conflict("has a payment of another content") };
     }
     let Some(known) = known else {
-        let NewAttempt { event_id, digest, body } = new_attempt(event, profile);
-        return Verdict::Ask(Charge { event_id, key: event.order_id, digest, body: body.into(), unknown_before: 0 });
+        let NewAttempt { event_id, digest, body, in_doubt: _ } = new_attempt(event, profile);
+        let (key, body) = (event.order_id, body.into());
+        return Verdict::Ask(Charge { event_id, key, digest, body, unknown_before: 0, find_first: None });
     };
     if known.digest.contradicts(digest) {
         return conflict("has an attempt of another content");
@@ -71,20 +72,25 @@ pub(super) fn judge(
     let body = known.body.unwrap_or_else(|| profile.charge_body(event.order_id, event.total));
     if let Some(answer) = final_answer(known.answer.as_deref(), known.provider_charge_id) {
         let attempts = known.unknown_answers.saturating_add(1);
-        return Verdict::Answered(Kept { answer, digest, body: body.into(), unknown_answers: 0, attempts });
+        return Verdict::Answered(Kept { answer, digest, body: body.into(), unknown_answers: 0, attempts, posted: false });
     }
     // Where every answer so far was a refusal, nothing was charged, and a forgotten key repeats nothing.
     let refused = known.unknown_answers == 0 && matches!(known.answer.as_deref(), Some("rejected" | "configuration"));
-    if !refused && !profile.still_knows_key(known.first_attempt_age) {
-        let hours = known.first_attempt_age.as_secs() / 3600;
-        return Verdict::TooOld { error: format!("first asked for {hours} h ago: the provider may have forgotten the key") };
-    }
+    let find_first = match profile.query {
+        _ if refused || profile.still_knows_key(known.first_attempt_age) => None,
+        ProviderQuery::IdempotencyKey => Some(profile.query_settle.saturating_sub(known.last_attempt_age)),
+        ProviderQuery::None => {
+            let hours = known.first_attempt_age.as_secs() / 3600;
+            return Verdict::TooOld { error: format!("first asked for {hours} h ago: the provider may have forgotten the key") };
+        }
+    };
     Verdict::Ask(Charge {
         event_id: event.event_id,
         key: event.order_id,
         digest,
         body: body.into(),
         unknown_before: known.unknown_answers,
+        find_first,
     })
 }
 
@@ -96,18 +102,23 @@ pub(super) const fn is_final(kept: &Kept) -> bool {
 
 /// The attempt of an event that may be asked for.
 pub(super) fn new_attempt(event: &OrderConfirmed, profile: &Profile) -> NewAttempt {
-    NewAttempt { event_id: event.event_id, digest: event.digest(), body: profile.charge_body(event.order_id, event.total) }
+    let body = profile.charge_body(event.order_id, event.total);
+    NewAttempt { event_id: event.event_id, digest: event.digest(), body, in_doubt: false }
 }
 
-/// What stays of an attempt whose event has no payment row.
-pub(super) fn begun_attempt(event_id: Uuid, kept: Kept) -> BegunAttempt {
-    let Kept { answer, digest, body, unknown_answers, attempts: _ } = kept;
+/// What stays of an attempt whose event has no payment row. `None`: nothing was added to what its row says already. A question is no
+/// attempt: "no such charge" is believed so long after the last post, however often it was asked since.
+pub(super) fn begun_attempt(event_id: Uuid, kept: Kept) -> Option<BegunAttempt> {
+    let Kept { answer, digest, body, unknown_answers, attempts: _, posted } = kept;
+    if !posted && !matches!(answer, Answer::Charged { .. }) {
+        return None;
+    }
     let word = answer.class().to_owned();
     let provider_charge_id = match answer {
         Answer::Charged { charge_id } => Some(charge_id),
         _ => None,
     };
-    BegunAttempt { event_id, digest, body: body.to_vec(), unknown_answers, answer: Some(word), provider_charge_id }
+    Some(BegunAttempt { event_id, digest, body: body.to_vec(), unknown_answers, answer: Some(word), provider_charge_id })
 }
 
 /// The row of `provider.kind = "none"`: nobody was asked.
@@ -117,22 +128,38 @@ pub(super) fn row_without_provider(event: &OrderConfirmed) -> PaymentRow {
 
 /// Another row stood where ours should be written (or none, and it was refused all the same).
 pub(super) fn compare(ours: &PaymentRow, theirs: Option<&PaymentRow>) -> Outcome {
-    let said = match (&ours.provider_charge_id, ours.status) {
-        (Some(charge_id), _) => format!("charged as {charge_id}"),
-        (None, status) => status.as_str().to_owned(),
+    let not_recorded = |why: &str| match &ours.provider_charge_id {
+        Some(charge_id) => not_recorded(charge_id, why),
+        None => Outcome::Unknown { error: format!("{}, {why}", ours.status.as_str()), wait: None, parked: true },
     };
-    let unknown = |why: &str| Outcome::Unknown { error: format!("{said}, {why}"), wait: None, parked: true };
     match theirs {
-        None => unknown("but its payment row was not written, and there is none"),
+        None => not_recorded("but its payment row was not written, and there is none"),
         // Nobody was asked: nothing has happened that the other row does not tell.
         Some(theirs) if !same_payment(ours, theirs) && ours.attempts == 0 => conflict("has a payment of another content").outcome(),
-        Some(theirs) if !same_payment(ours, theirs) => unknown("but its payment row is of another content"),
+        Some(theirs) if !same_payment(ours, theirs) => not_recorded("but its payment row is of another content"),
         Some(theirs) => match (ours.status, theirs.status) {
-            (PaymentStatus::Charged, PaymentStatus::Declined) => unknown("but its payment row says declined"),
+            (PaymentStatus::Charged, PaymentStatus::Declined) => not_recorded("but its payment row says declined"),
             (_, PaymentStatus::Charged) => Outcome::Applied,
             (_, PaymentStatus::Declined) => Outcome::Declined,
         },
     }
+}
+
+/// The database takes no row for an event that stood alone: what was known of it then.
+pub(super) fn refused(kept: Option<Kept>, error: &str) -> Outcome {
+    match kept.map(|kept| kept.answer) {
+        Some(Answer::Charged { charge_id }) => not_recorded(&charge_id, &format!("but its row is refused: {error}")),
+        Some(answer) if answer.is_unknown() => Outcome::Unknown {
+            error: format!("the answer is not known, and its row is refused: {error}"),
+            wait: None,
+            parked: true,
+        },
+        Some(_) | None => Outcome::Refused { error: error.to_owned() },
+    }
+}
+
+fn not_recorded(charge_id: &str, why: &str) -> Outcome {
+    Outcome::NotRecorded { error: format!("charged as {charge_id}, {why}"), charge_id: charge_id.to_owned() }
 }
 
 impl Verdict {
@@ -245,7 +272,7 @@ mod tests {
     }
 
     fn kept(answer: Answer) -> Kept {
-        Kept { answer, digest: event().digest(), body: Arc::from(&b"sent"[..]), unknown_answers: 0, attempts: 1 }
+        Kept { answer, digest: event().digest(), body: Arc::from(&b"sent"[..]), unknown_answers: 0, attempts: 1, posted: true }
     }
 
     fn known() -> KnownAttempt {
@@ -254,6 +281,7 @@ mod tests {
             digest: event().digest(),
             body: Some(b"stored".to_vec()),
             first_attempt_age: HOUR,
+            last_attempt_age: HOUR,
             unknown_answers: 0,
             answer: None,
             provider_charge_id: None,
@@ -362,6 +390,20 @@ mod tests {
         }
     }
 
+    // CASES G03
+    #[test]
+    fn a_provider_that_can_be_asked_is_asked_before_a_key_that_may_be_forgotten_is_posted() {
+        let asks = Profile { query: ProviderQuery::IdempotencyKey, query_settle: HOUR, ..profile() };
+        let find_first = |first, last| {
+            let known = KnownAttempt { first_attempt_age: first, last_attempt_age: last, ..known() };
+            ask(judge(&event(), None, None, Some(known), &asks)).find_first
+        };
+        assert_eq!(find_first(22 * HOUR, 22 * HOUR), None, "the key is known");
+        assert_eq!(find_first(23 * HOUR, 22 * HOUR), Some(Duration::ZERO));
+        assert_eq!(find_first(23 * HOUR, HOUR / 4), Some(HOUR * 3 / 4));
+        assert_eq!(ask(judge(&event(), None, None, None, &asks)).find_first, None, "never asked for");
+    }
+
     #[test]
     fn an_attempt_that_was_only_ever_refused_is_posted_again_however_old() {
         let old = |answer: &str, unknown_answers| {
@@ -400,10 +442,19 @@ mod tests {
     #[test]
     fn the_words_in_the_attempts_row_are_those_that_are_read_back() {
         for answer in every_answer() {
-            let begun = begun_attempt(Uuid::from_u128(7), kept(answer.clone()));
+            let begun = begun_attempt(Uuid::from_u128(7), kept(answer.clone())).unwrap();
             let told = final_answer(begun.answer.as_deref(), begun.provider_charge_id);
             let class = told.as_ref().map(Answer::class);
             assert_eq!(class, matches!(answer.class(), "charged" | "declined").then_some(answer.class()));
+        }
+    }
+
+    #[test]
+    fn a_question_is_no_attempt_but_what_it_found_is_kept() {
+        for answer in every_answer() {
+            let asked = Kept { posted: false, ..kept(answer.clone()) };
+            let begun = begun_attempt(Uuid::from_u128(7), asked);
+            assert_eq!(begun.and_then(|begun| begun.provider_charge_id).is_some(), answer.class() == "charged");
         }
     }
 
@@ -451,7 +502,23 @@ mod tests {
         assert_eq!(compare(&uncalled, Some(&ours)), Outcome::Applied);
         for theirs in [None, Some(&other), Some(&declined)] {
             let outcome = compare(&ours, theirs);
-            assert!(matches!(&outcome, Outcome::Unknown { parked: true, error, .. } if error.contains("ch_1")), "{outcome:?}");
+            assert!(matches!(&outcome, Outcome::NotRecorded { charge_id, .. } if charge_id == "ch_1"), "{outcome:?}");
+        }
+        assert!(matches!(compare(&declined, None), Outcome::Unknown { parked: true, .. }));
+    }
+
+    #[test]
+    fn an_event_whose_row_is_refused_is_held_by_what_was_answered() {
+        let outcome = |answer| refused(answer, "no");
+        assert_eq!(outcome(None), Outcome::Refused { error: "no".to_owned() });
+        for answer in every_answer() {
+            let unknown = answer.is_unknown();
+            match (answer.class(), outcome(Some(kept(answer)))) {
+                ("charged", Outcome::NotRecorded { error, charge_id }) => assert!(error.contains(&charge_id)),
+                ("charged", other) => panic!("{other:?}"),
+                (_, Outcome::Unknown { parked: true, wait: None, .. }) => assert!(unknown),
+                (class, other) => assert!(matches!(other, Outcome::Refused { .. }) && !unknown, "{class}: {other:?}"),
+            }
         }
     }
 }

@@ -111,6 +111,7 @@ fn numbers(config: &Config, faults: &mut Vec<Fault>) {
     bound("pipeline.batch_max", pipeline.batch_max, 1..=10_000);
     bound("pipeline.buffer_bytes", pipeline.buffer_bytes, 1 << 20..=64 << 30);
     bound("provider.max_in_flight", config.provider.max_in_flight, 1..=10_000);
+    bound("provider.breaker_failures", config.provider.breaker_failures, 1..=10_000);
     bound("retry.max_attempts", config.retry.max_attempts as usize, 1..=10_000);
     bound("retention.days_ahead", config.retention.days_ahead as usize, 1..=366);
     let least = pipeline.batch_max.saturating_mul(BATCH_RECORD_BYTES);
@@ -132,6 +133,7 @@ fn durations(config: &Config, faults: &mut Vec<Fault>) {
     let effect = ("provider.effect_deadline_ms", provider.effect_deadline);
     let key_life = ("provider.key_life_ms", provider.key_life);
     let margin = ("provider.key_life_margin_ms", provider.key_life_margin);
+    let query_settle = ("provider.query_settle_ms", provider.query_settle);
     let idle = ("database.idle_in_transaction_timeout_ms", database.idle_in_transaction_timeout);
     let lock = ("database.lock_timeout_ms", database.lock_timeout);
     let statement = ("database.statement_timeout_ms", database.statement_timeout);
@@ -161,6 +163,7 @@ fn durations(config: &Config, faults: &mut Vec<Fault>) {
         (&[commit], session, "positions must be committed more often than partitions move"),
         (&[effect], margin, "a call must end before the provider has forgotten its key"),
         (&[max_age, margin], key_life, "a retry must come before the provider has forgotten its key"),
+        (&[query_settle], max_age, "a charge must be known not to exist before its retries end"),
         (&[longest], max_age, "a wait longer than the whole time for retries is none"),
         (&[max_age], retention, "a claim must outlive its retries"),
     ];

@@ -29,7 +29,7 @@ impl Secret {
         self.0.is_empty()
     }
 
-    /// A database URL with nothing but its user, hosts and database, read by the parser that will connect with it.
+    /// A database URL with nothing but its user, hosts and database, and a mark for its password, read by the parser that will connect with it.
     #[must_use]
     pub fn redacted_url(&self) -> String {
         let Ok(parsed) = self.0.parse::<tokio_postgres::Config>() else { return REDACTED.to_owned() };
@@ -45,7 +45,8 @@ impl Secret {
             }
         };
         let hosts = parsed.get_hosts().iter().enumerate().map(host).collect::<Vec<_>>().join(",");
-        let user = parsed.get_user().map_or_else(String::new, |user| format!("{user}@"));
+        let password = if parsed.get_password().is_some() { ":***" } else { "" };
+        let user = parsed.get_user().map_or_else(String::new, |user| format!("{user}{password}@"));
         format!("postgres://{user}{hosts}/{}", parsed.get_dbname().unwrap_or_default())
     }
 }
@@ -72,11 +73,12 @@ mod tests {
     #[test]
     fn a_url_keeps_user_hosts_and_database_only() {
         for (given, shown) in [
-            ("postgres://bill:hunter2@db-1:5433/money?application_name=hunter2", "postgres://bill@db-1:5433/money"),
-            ("postgres://bill:hunter2@db-1:5433,db-2:5434/money", "postgres://bill@db-1:5433,db-2:5434/money"),
-            ("postgres://bill:hunter2@/money?host=/run/pg", "postgres://bill@/run/pg/money"),
-            ("host=db-1 user=bill password=hunter2 dbname=money", "postgres://bill@db-1/money"),
-            ("postgres://bill:hunter2@db-1", "postgres://bill@db-1:5432/"),
+            ("postgres://bill:hunter2@db-1:5433/money?application_name=hunter2", "postgres://bill:***@db-1:5433/money"),
+            ("postgres://bill:hunter2@db-1:5433,db-2:5434/money", "postgres://bill:***@db-1:5433,db-2:5434/money"),
+            ("postgres://bill:hunter2@/money?host=/run/pg", "postgres://bill:***@/run/pg/money"),
+            ("host=db-1 user=bill password=hunter2 dbname=money", "postgres://bill:***@db-1/money"),
+            ("postgres://bill:hunter2@db-1", "postgres://bill:***@db-1:5432/"),
+            ("postgres://bill@db-1/money", "postgres://bill@db-1:5432/money"),
             ("hunter2", "[redacted]"),
             ("postgres://bill:hunter2@db-1/money?x=hunter2", "[redacted]"),
         ] {

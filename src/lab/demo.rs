@@ -176,6 +176,7 @@ fn replay_everything(story: &Story, stage: &mut Stage) -> Result<()> {
 fn keep(stage: &mut Stage) -> Result<()> {
     let duplicate = stage.path(ORDER_TO_REPEAT);
     let (program, config, admin) = (stage::program(), stage.config(), stage.admin().to_owned());
+    let ledger = stage.provider.url();
     eprintln!(
         "It is left running until you press Ctrl-C. To try in another terminal:
 
@@ -183,10 +184,18 @@ fn keep(stage: &mut Stage) -> Result<()> {
   its status            curl -s http://{admin}/status
   send this duplicate   {} produce --config {} --file {}
   and see it counted    curl -s http://{admin}/metrics | grep duplicate
+  its database          psql {}
+  the provider's books  curl -s {ledger}/v1/ledger
+  and whether all of    {} audit --config {} --log {} --ledger {ledger}
+  it adds up
 ",
         program.display(),
         config.display(),
-        duplicate.display()
+        duplicate.display(),
+        stage.database_url(),
+        program.display(),
+        config.display(),
+        stage.path(stage::PRODUCED).display(),
     );
     let wait = stage.wait_until("Ctrl-C", Duration::MAX, |_| Ok(false));
     if stage.is_interrupted() { Ok(()) } else { wait }
@@ -199,7 +208,7 @@ impl Story {
     fn opening(&self) {
         eprintln!(
             "onceward charges each confirmed order once. This demo shows it with records that come twice, records that are
-rubbish, a payment provider that lies, a kill in the worst moment and a replay of everything. Half a minute.
+rubbish, a payment provider that lies, a kill in the worst moment and a replay of everything. Half a minute or so.
 "
         );
     }

@@ -9,7 +9,7 @@
 //! | request | answer |
 //! | --- | --- |
 //! | `POST /v1/charges` | the charge; 422 for another body under a known key; 409 while the key is being worked on |
-//! | `GET /v1/charges?idempotency_key=K` | the stored answer of that key, or 404 |
+//! | `GET /v1/charges?idempotency_key=K` | the charge of that key however old, else its stored answer, or 404 |
 //! | `GET /v1/ledger` | one JSON line per booked charge, decline or failure |
 //! | `POST /script` | adds rules (a JSON array of [`Rule`]); `DELETE /script` drops them |
 //! | `POST /release` | lets every held call go on |
@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
@@ -48,17 +49,18 @@ pub struct Options {
     pub key_life: Option<Duration>,
 }
 
-/// `onceward provider-stub`.
+/// `onceward provider-stub`. The ledger is kept in memory: whoever restarts it has a provider that never charged anybody.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// A JSON array of rules to start with.
-    #[arg(long)]
+    /// A file with a JSON array of rules to start with, such as
+    /// [{"when": {"share_per_mille": 50, "seed": 7}, "limit_per_key": 1, "act": {"close": {"charge": true}}}]; more in `provider_stub/script.rs`.
+    #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
-    /// Milliseconds after which an idempotency key is forgotten; without it, never.
-    #[arg(long)]
+    /// After which an idempotency key is forgotten; without it, never.
+    #[arg(long, value_name = "MS")]
     key_life_ms: Option<u64>,
 }
 
@@ -66,17 +68,19 @@ pub struct Args {
 ///
 /// # Errors
 /// The script cannot be read, or the address cannot be had.
-pub async fn run(args: Args) -> io::Result<()> {
-    let script = match args.script {
-        Some(path) => serde_json::from_slice(&std::fs::read(path)?)?,
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let read = |path: &PathBuf| anyhow::Ok(serde_json::from_slice(&std::fs::read(path)?)?);
+    let script = match &args.script {
+        Some(path) => read(path).with_context(|| path.display().to_string())?,
         None => Vec::new(),
     };
     let key_life = args.key_life_ms.map(Duration::from_millis);
-    let stub = ProviderStub::start(Options { listen: Some(args.listen), script, key_life })?;
+    let stub = ProviderStub::start(Options { listen: Some(args.listen), script, key_life })
+        .with_context(|| format!("the address {}", args.listen))?;
     println!("provider stub listens on {}", stub.url());
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
-        interrupted = tokio::signal::ctrl_c() => interrupted,
+        interrupted = tokio::signal::ctrl_c() => Ok(interrupted?),
         _ = terminate.recv() => Ok(()),
     }
 }
@@ -191,6 +195,11 @@ impl ProviderStub {
     /// Forgets every key and its stored answer; the booked charges stay.
     pub fn forget_keys(&self) {
         self.shared.state().ledger.forget_keys();
+    }
+
+    /// Look-ups find nothing from here on, as while a provider's index lags behind; or they see again.
+    pub fn be_blind(&self, blind: bool) {
+        self.shared.state().blind = blind;
     }
 
     /// Closes the next `n` connections before reading from them.

@@ -15,6 +15,7 @@ use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
 use crate::record::{Offset, Record, Skips};
 use crate::retention::unix_ms;
+use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::processed_events::{ClaimRow, Seen};
 
@@ -55,6 +56,7 @@ pub struct Hold {
     error: String,
     state: HeldState,
     owns_claim: bool,
+    charge_id: Option<String>,
     attempts: i32,
     next_attempt_in: Option<Duration>,
 }
@@ -189,9 +191,14 @@ impl<'a, E: Event> Batch<'a, E> {
 
     /// Hands the claimed events out, in offset order: what is still open is claimed. This is the only place where a window's events
     /// become [`Claimed`].
-    pub fn take_claimed(&mut self) -> Vec<Claimed<E>> {
+    pub fn take_claimed(&mut self, doubt: &Doubt) -> Vec<Claimed<E>> {
         let open = self.items.iter_mut().filter(|item| item.fate == Fate::Open);
-        open.filter_map(|item| item.event.take().map(|event| Claimed::new(event, item.record.offset))).collect()
+        let claimed = open.filter_map(|item| {
+            let event = item.event.take()?;
+            let in_doubt = doubt.covers(event.id(), item.record.offset);
+            Some(Claimed::new(event, item.record.offset).in_doubt_if(in_doubt))
+        });
+        claimed.collect()
     }
 
     /// Takes the handler's outcomes, one for each claimed event, in the same order.
@@ -286,7 +293,7 @@ impl Hold {
     }
 
     fn unclaimed(reason: HeldReason, error: String) -> Self {
-        Self { reason, error, state: HeldState::Parked, owns_claim: false, attempts: 0, next_attempt_in: None }
+        Self { reason, error, state: HeldState::Parked, owns_claim: false, charge_id: None, attempts: 0, next_attempt_in: None }
     }
 
     fn claimed(reason: HeldReason, error: String, next: Next) -> Self {
@@ -294,7 +301,11 @@ impl Hold {
             Next::Again(wait) => (HeldState::Retrying, Some(wait)),
             Next::Park => (HeldState::Parked, None),
         };
-        Self { reason, error, state, owns_claim: true, attempts: 1, next_attempt_in }
+        Self { reason, error, state, owns_claim: true, charge_id: None, attempts: 1, next_attempt_in }
+    }
+
+    fn not_recorded(error: String, charge_id: String) -> Self {
+        Self { charge_id: Some(charge_id), ..Self::claimed(HeldReason::ChargedNotRecorded, error, Next::Park) }
     }
 
     fn row<'a>(&'a self, record: &'a Buffered, event_id: Option<Uuid>) -> NewHeld<'a> {
@@ -306,7 +317,7 @@ impl Hold {
             error: &self.error,
             state: self.state,
             owns_claim: self.owns_claim,
-            provider_charge_id: None,
+            provider_charge_id: self.charge_id.as_deref(),
             attempts: self.attempts,
             next_attempt_in: self.next_attempt_in,
         }
@@ -345,6 +356,8 @@ fn fate(outcome: Outcome, retry: &RetryPolicy) -> Fate {
         }
         Outcome::Rejected { error } => Fate::Held(Hold::claimed(HeldReason::Rejected, error, Next::Park)),
         Outcome::Conflict { error } => Fate::Held(Hold::unclaimed(HeldReason::Conflict, error)),
+        Outcome::Refused { error } => Fate::Held(Hold::claimed(HeldReason::Refused, error, Next::Park)),
+        Outcome::NotRecorded { error, charge_id } => Fate::Held(Hold::not_recorded(error, charge_id)),
     }
 }
 
@@ -454,7 +467,7 @@ mod tests {
     fn a_panic_while_decoding_is_that_records_outcome() {
         let window = window(&[&[1, 1], &[], &[2, 1]]);
         let mut batch = decoded(&window);
-        assert_eq!(batch.take_claimed().len(), 2);
+        assert_eq!(batch.take_claimed(&Doubt::default()).len(), 2);
         batch.conclude(vec![Outcome::Applied, Outcome::Applied], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 2, held: 1, ..Counts::default() });
         assert_eq!(batch.held()[0].reason, HeldReason::Undecodable);
@@ -469,7 +482,7 @@ mod tests {
         let claimed = HashSet::from([id(3), id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
         assert!(batch.seen(&claimed, &[seen]).is_empty());
-        assert_eq!(batch.take_claimed().len(), 2);
+        assert_eq!(batch.take_claimed(&Doubt::default()).len(), 2);
         batch.conclude(vec![Outcome::Applied, Outcome::Declined], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, declined: 1, duplicates: 2, ..Counts::default() });
         assert!(batch.unclaim(&claimed).is_empty() && batch.given_back().is_empty());
@@ -480,7 +493,7 @@ mod tests {
         let window = window(&[&[1, 1], &[1, 1], &[2, 1]]);
         let mut batch = decoded(&window);
         let claimed = HashSet::from([id(1), id(2)]);
-        batch.take_claimed();
+        batch.take_claimed(&Doubt::default());
         batch.conclude(vec![not_started(), Outcome::Applied], &RETRY);
         assert_eq!(batch.given_back(), [Offset(0), Offset(1)]);
         assert_eq!(batch.unclaim(&claimed), [id(1)]);
@@ -496,7 +509,7 @@ mod tests {
         let claimed = HashSet::from([id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
         assert!(batch.seen(&claimed, &[seen]).is_empty());
-        batch.take_claimed();
+        batch.take_claimed(&Doubt::default());
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, held: 2, ..Counts::default() });
         assert!(batch.held().iter().all(|held| held.reason == HeldReason::Conflict && !held.owns_claim));
@@ -508,7 +521,7 @@ mod tests {
         let window = window(&[&[1, 1], &[2, 1], &[3, 1]]);
         let mut batch = decoded(&window);
         let claimed = HashSet::from([id(1), id(2), id(3)]);
-        batch.take_claimed();
+        batch.take_claimed(&Doubt::default());
         let unknown = Outcome::Unknown { error: "no answer".into(), wait: None, parked: false };
         batch.conclude(
             vec![Outcome::Conflict { error: "another amount".into() }, unknown, Outcome::Rejected { error: "no".into() }],
@@ -532,7 +545,7 @@ mod tests {
         let window = window(&[&[1, 1], &[2, 1]]);
         let mut batch = decoded(&window);
         assert_eq!(batch.claims(Some(id(2))).len(), 1);
-        batch.take_claimed();
+        batch.take_claimed(&Doubt::default());
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.held()[0].reason, HeldReason::BeyondHorizon);
 
@@ -543,11 +556,25 @@ mod tests {
     }
 
     #[test]
+    fn what_may_have_been_charged_before_the_database_went_back_is_in_doubt() {
+        let window = window(&[&[1, 1], &[2, 1], &[3, 1]]);
+        let doubted = |doubt: Doubt| {
+            let claimed = decoded(&window).take_claimed(&doubt);
+            claimed.iter().map(Claimed::is_in_doubt).collect::<Vec<_>>()
+        };
+        let ms = i64::try_from(unix_ms(id(1))).unwrap();
+        assert_eq!(doubted(Doubt::default()), [false; 3]);
+        assert_eq!(doubted(Doubt { offset: Some(NextOffset(2)), before_ms: None }), [true, true, false]);
+        assert_eq!(doubted(Doubt { offset: None, before_ms: Some(ms) }), [true; 3]);
+        assert_eq!(doubted(Doubt { offset: Some(NextOffset(1)), before_ms: Some(ms - 1) }), [true, false, false]);
+    }
+
+    #[test]
     #[should_panic(expected = "one outcome for each claimed event")]
     fn a_handler_that_forgets_an_event_is_found_out() {
         let window = window(&[&[1, 1], &[2, 1]]);
         let mut batch = decoded(&window);
-        batch.take_claimed();
+        batch.take_claimed(&Doubt::default());
         batch.conclude(vec![Outcome::Applied], &RETRY);
     }
 }

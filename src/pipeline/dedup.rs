@@ -24,10 +24,12 @@ use crate::metrics;
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::run_due;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
+use crate::pipeline::refusal::{Refusal, row_error};
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
+use crate::store::consumed_partitions::Doubt;
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
@@ -97,6 +99,8 @@ pub struct RunBatch<A> {
     pub written: Written,
     /// Records that are settled without effect.
     pub skips: Arc<Skips>,
+    /// Which new events may have been charged before the database went back in time.
+    pub doubt: Doubt,
     /// What to do.
     pub work: Work,
     /// Answers of earlier tries.
@@ -112,8 +116,12 @@ pub enum Done {
     Settled(Settled),
     /// The row is not ours any more; nothing was written.
     Fenced,
+    /// The database is not in the state that this owner left it in; nothing was written.
+    WentBack(String),
     /// It ran into an outage, or nobody knows whether it committed; run it again.
     Again(Again),
+    /// Rows of one of its records are refused, and it is not known of which; nothing was written. Run it again in smaller parts.
+    Refused(Refusal),
     /// The DedupActor died on it: nobody knows what it wrote.
     Died,
     /// A person must look; nothing was written.
@@ -153,12 +161,14 @@ pub(super) enum BatchError {
     Fenced,
     #[error("consumed_partition.next_offset is {found:?}, but this owner wrote {written:?}: the database went back in time")]
     WentBack { found: Option<NextOffset>, written: Written },
-    #[error("no day partition takes these ids")]
+    #[error("no day partition of processed_event takes these ids, although they were made")]
     NoDay,
     #[error("{0} claimed ids are neither inserted nor found: a trigger or a foreign unique index swallows rows of processed_event")]
     Swallowed(usize),
     #[error("the handler panicked")]
     Panicked,
+    #[error("rows of one of {} records are refused: {}", .0.records, .0.error)]
+    Refused(Refusal),
     #[error(transparent)]
     Database(#[from] DbError),
 }
@@ -220,15 +230,17 @@ impl<H: Business> Handler<RunBatch<H::Answer>> for DedupActor<H> {
     }
 }
 
-/// Runs a batch to its end: with days made where they are missing, and confirmed after COMMIT. Out: also the connection, when the
-/// next batch may begin on it.
+/// Runs a batch to its end: with days made where they are missing, an offender that stands alone held, and confirmed after COMMIT. Out:
+/// also the connection, when the next batch may begin on it.
 async fn run<H: Business>(
     engine: Arc<Engine<H>>,
     offsets: Addr<OffsetActor>,
     batch: RunBatch<H::Answer>,
     mut kept: Option<PooledSession>,
 ) -> (Done, Option<PooledSession>) {
-    for _ in 0..DAY_TRIES {
+    let mut days_made = 0;
+    let mut alone: Option<Refusal> = None;
+    loop {
         let mut session = match kept.take() {
             Some(session) => session,
             None => match engine.store.claims.get().await {
@@ -239,8 +251,8 @@ async fn run<H: Business>(
         // What COMMIT would write, should its answer be lost.
         let mut perhaps = None;
         let result = match &batch.work {
-            Work::Window(window) => run_window(&engine, &mut session, &batch, window, &mut perhaps).await,
-            Work::Due(limit) => run_due(&engine, &mut session, &batch, *limit).await,
+            Work::Window(window) => run_window(&engine, &mut session, &batch, window, alone.as_ref(), &mut perhaps).await,
+            Work::Due(limit) => run_due(&engine, &mut session, &batch, *limit, alone.as_ref()).await,
         };
         let done = match result {
             Ok(settled) => {
@@ -252,8 +264,14 @@ async fn run<H: Business>(
                 }
                 return (Done::Settled(settled), Some(session));
             }
-            Err(TransactionError::Body(BatchError::NoDay)) => {
+            Err(TransactionError::Body(BatchError::NoDay)) if days_made < DAY_TRIES => {
+                days_made += 1;
                 engine.days.forget();
+                continue;
+            }
+            Err(TransactionError::Body(BatchError::Refused(refusal))) if refusal.records == 1 && alone.is_none() => {
+                warn!(partition = batch.partition, error = refusal.error, "this record's rows are refused: it is held");
+                alone = Some(refusal);
                 continue;
             }
             Err(TransactionError::Body(error)) => give_up(error),
@@ -265,7 +283,6 @@ async fn run<H: Business>(
         };
         return (done, None);
     }
-    (Done::Stop("a day partition of processed_event keeps missing although it was made".to_owned()), None)
 }
 
 /// The one place where a rolled-back batch's error becomes a decision.
@@ -273,7 +290,9 @@ fn give_up(error: BatchError) -> Done {
     let words = error.to_string();
     match error {
         BatchError::Fenced => Done::Fenced,
-        BatchError::WentBack { .. } | BatchError::Swallowed(_) | BatchError::Panicked | BatchError::NoDay => Done::Stop(words),
+        BatchError::Refused(refusal) => Done::Refused(refusal),
+        BatchError::WentBack { .. } => Done::WentBack(words),
+        BatchError::Swallowed(_) | BatchError::Panicked | BatchError::NoDay => Done::Stop(words),
         BatchError::Database(error) => match error.class() {
             ErrorClass::Connection => Done::Again(Again { error: words, rebump: true, perhaps: None }),
             ErrorClass::Retry => Done::Again(Again { error: words, rebump: false, perhaps: None }),
@@ -287,6 +306,7 @@ async fn run_window<H: Business>(
     session: &mut Session,
     run: &RunBatch<H::Answer>,
     window: &WindowBatch,
+    refusal: Option<&Refusal>,
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
@@ -296,10 +316,11 @@ async fn run_window<H: Business>(
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
 
     let mut written = started;
+    let error_of = |error| row_error(error, window.records().len(), None, refusal);
     let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
         let claimed = claim(engine, tx, run, &mut batch).await?;
-        let events = batch.take_claimed();
-        let outcomes = apply(engine, tx, run, &events).await?;
+        let events = batch.take_claimed(&run.doubt);
+        let outcomes = apply(engine, tx, run, &events, refusal).await.map_err(error_of)?;
         batch.conclude(outcomes, &engine.retry);
 
         let settling = Instant::now();
@@ -310,7 +331,7 @@ async fn run_window<H: Business>(
         let held = batch.held();
         let holds = !held.is_empty();
         if holds {
-            held_events::hold(tx, run.source, &held).await?;
+            held_events::hold(tx, run.source, &held).await.map_err(|error| error_of(error.into()))?;
             CrashPoint::HeldWritten.passed();
         }
         let given_back = batch.given_back();
@@ -392,12 +413,13 @@ async fn claim_rows<H: Business>(
     })
 }
 
-/// The effect, under a guard: a panic rolls the batch back and ends nothing else.
+/// The effect, under a guard: a panic rolls the batch back and ends nothing else. After a `refusal` there is no effect.
 pub(super) async fn apply<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
     events: &[Claimed<H::Event>],
+    refusal: Option<&Refusal>,
 ) -> Result<Vec<Outcome>, BatchError> {
     if events.is_empty() {
         return Ok(Vec::new());
@@ -412,7 +434,15 @@ pub(super) async fn apply<H: Business>(
         stop: run.stop.clone(),
         answers: run.answers.clone(),
     };
-    let applied = AssertUnwindSafe(engine.handler.apply(tx, &context, events)).catch_unwind().await;
+    let apply = async {
+        let Some(refusal) = refusal else { return engine.handler.apply(tx, &context, events).await };
+        let mut outcomes = Vec::with_capacity(events.len());
+        for event in events {
+            outcomes.push(engine.handler.refused(tx, &context, event, &refusal.error).await?);
+        }
+        Ok(outcomes)
+    };
+    let applied = AssertUnwindSafe(apply).catch_unwind().await;
     metrics::stage(metrics::Stage::Apply, started.elapsed());
     // A handler's own statements carry no SQLSTATE: the session knows the last one.
     applied.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("apply", error)))

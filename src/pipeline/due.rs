@@ -7,11 +7,11 @@
 
 use uuid::Uuid;
 
-use crate::crash::CrashPoint;
-use crate::handler::{Claimed, Event, Handler as Business, HeldReason, Outcome};
+use crate::handler::{Claimed, Event, Handler as Business, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, decode_guarded};
 use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, fence, report};
+use crate::pipeline::refusal::{Refusal, row_error};
 use crate::store::held_events::{self, DueHeld, HeldUpdate};
 use crate::store::{Session, TransactionError};
 
@@ -21,14 +21,12 @@ pub(super) async fn run_due<H: Business>(
     session: &mut Session,
     run: &RunBatch<H::Answer>,
     limit: usize,
+    refusal: Option<&Refusal>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let (settled, ids, counts) = session
         .transaction("due", &engine.limits, async |tx: &mut Session| {
             fence(tx, run).await?;
             let rows = held_events::lock_due(tx, run.source, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
-            if !rows.is_empty() {
-                CrashPoint::DueLocked.passed();
-            }
             let mut updates = Vec::with_capacity(rows.len());
             let mut due = Vec::with_capacity(rows.len());
             let mut events = Vec::with_capacity(rows.len());
@@ -39,11 +37,16 @@ pub(super) async fn run_due<H: Business>(
                         events.push(Claimed::new(event, row.record.offset));
                     }
                     Err(rejection) => {
-                        updates.push((row.id, HeldUpdate::Parked { reason: rejection.reason, error: rejection.error }))
+                        let Rejection { reason, error, .. } = rejection;
+                        updates.push((row.id, HeldUpdate::Parked { reason, error, charge_id: None }));
                     }
                 }
             }
-            let outcomes = apply(engine, tx, run, &events).await?;
+            // Another row may have become due meanwhile, and it is not the one that was refused.
+            let refusal = refusal.filter(|refusal| rows.len() == 1 && refusal.held_row == Some(rows[0].id));
+            let held_row = rows.first().map(|row| row.id);
+            let error_of = |error| row_error(error, rows.len(), held_row, refusal);
+            let outcomes = apply(engine, tx, run, &events, refusal).await.map_err(error_of)?;
             assert_eq!(outcomes.len(), due.len(), "a handler returns one outcome for each claimed event");
             let mut counts = Counts { held: updates.len(), ..Counts::default() };
             let mut wait = None;
@@ -53,14 +56,13 @@ pub(super) async fn run_due<H: Business>(
                 }
                 updates.push((row.id, update(row, outcome, &engine.retry, &mut counts)));
             }
-            held_events::update(tx, &updates).await?;
+            held_events::update(tx, &updates).await.map_err(|error| error_of(error.into()))?;
             let next_due = held_events::next_due(tx, run.source).await?;
             let ids: Vec<Uuid> = events.iter().map(|claimed| claimed.event().id()).collect();
             let settled = Settled { frontier: None, given_back: Vec::new(), started: ids.len(), wait, next_due };
             Ok::<_, BatchError>((settled, ids, counts))
         })
         .await?;
-    CrashPoint::Committed.passed();
     run.answers.forget(ids);
     report(counts);
     Ok(settled)
@@ -75,7 +77,7 @@ fn update(row: &DueHeld, outcome: Outcome, retry: &RetryPolicy, counts: &mut Cou
     counts.held += usize::from(!applied && !declined);
     let failed = |reason, error, next| match next {
         Next::Again(next_attempt_in) => HeldUpdate::Retrying { reason, error, next_attempt_in },
-        Next::Park => HeldUpdate::Parked { reason, error },
+        Next::Park => HeldUpdate::Parked { reason, error, charge_id: None },
     };
     match outcome {
         Outcome::Applied | Outcome::Declined => HeldUpdate::Applied { note: None },
@@ -85,5 +87,9 @@ fn update(row: &DueHeld, outcome: Outcome, retry: &RetryPolicy, counts: &mut Cou
         Outcome::Unknown { error, wait, parked: false } => failed(HeldReason::Unknown, error, again(wait)),
         Outcome::Rejected { error } => failed(HeldReason::Rejected, error, Next::Park),
         Outcome::Conflict { error } => failed(HeldReason::Conflict, error, Next::Park),
+        Outcome::Refused { error } => failed(HeldReason::Refused, error, Next::Park),
+        Outcome::NotRecorded { error, charge_id } => {
+            HeldUpdate::Parked { reason: HeldReason::ChargedNotRecorded, error, charge_id: Some(charge_id) }
+        }
     }
 }

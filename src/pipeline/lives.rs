@@ -11,7 +11,7 @@ use actix::prelude::*;
 
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::pipeline::partition::PartitionActor;
-use crate::pipeline::takeover::Takeover;
+use crate::pipeline::takeover::{Takeover, Wrote};
 use crate::record::{Epoch, NextOffset, SourceId};
 
 /// Why a PartitionActor ended by itself.
@@ -19,6 +19,8 @@ use crate::record::{Epoch, NextOffset, SourceId};
 pub enum Report {
     /// Its row is not ours any more.
     Fenced,
+    /// The database is not in the state that it left it in.
+    WentBack(String),
     /// Records may be missing.
     ChainBroken,
     /// It, or the DedupActor that ran its batch, panicked.
@@ -55,6 +57,7 @@ pub struct Owned<H: Business> {
     pub life: Life<H>,
     /// Outlive the actors, so that nobody is called twice for want of a memory.
     pub answers: Answers<H::Answer>,
+    wrote: Wrote,
     /// Raised when this start ends.
     pub stop: StopFlag,
     /// Where it started last, and how often an actor has died since it last got further.
@@ -89,6 +92,7 @@ impl<H: Business> Lives<H> {
             run,
             life: Life::Starting,
             answers: Answers::default(),
+            wrote: Wrote::default(),
             stop: stop.clone(),
             deaths: (NextOffset(0), 0),
         });
@@ -96,7 +100,7 @@ impl<H: Business> Lives<H> {
         owned.life = Life::Starting;
         owned.stop = stop.clone();
         let bumping = Arc::clone(self.bumping.entry(partition).or_default());
-        Takeover { partition, run, after, cancelled: stop, bumping }
+        Takeover { partition, run, after, wrote: owned.wrote.clone(), cancelled: stop, bumping }
     }
 
     /// The partition, if this is its current start.

@@ -5,7 +5,7 @@
 //!
 //! Invariant: one batch is in flight, be it of the window or of held events, and nothing starts once the stop flag is raised.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
@@ -18,15 +18,18 @@ use crate::metrics;
 use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
 use crate::pipeline::lives::{Report, Reported};
-use crate::pipeline::takeover::Positioned;
+use crate::pipeline::refusal::Refusal;
+use crate::pipeline::takeover::{Positioned, Wrote};
 use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, Skips, SourceId};
-use crate::store::consumed_partitions::{self, Ownership};
+use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::{DbError, attempts, held_events};
 
 /// Hand-overs that may wait; more makes the poll thread wait.
 const MAILBOX: usize = 64;
+/// A batch after one that gave events back has so many at least: the first may be refused for itself, and another must show it.
+const PROBE_BATCH: usize = 8;
 /// Waits between tries while the database is away: from the first to the longest.
 const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
@@ -42,12 +45,16 @@ pub struct PartitionActor<H: Business> {
     epoch: Epoch,
     written: Written,
     skips: Arc<Skips>,
+    doubt: Doubt,
+    wrote: Wrote,
     window: Window,
     answers: Answers<H::Answer>,
     stop: StopFlag,
     batch_max: usize,
     due: Option<Instant>,
     not_before: Option<Instant>,
+    /// The downstream is not to be called.
+    paused: bool,
     due_last: bool,
     state: State,
     outages: u32,
@@ -101,6 +108,8 @@ impl<H: Business> PartitionActor<H> {
             epoch: at.epoch,
             written: at.written,
             skips: Arc::new(at.skips.clone()),
+            doubt: at.doubt,
+            wrote: at.wrote.clone(),
             window: at.witness.map_or_else(|| Window::positioned(at.base), Window::behind),
             answers,
             stop,
@@ -108,6 +117,7 @@ impl<H: Business> PartitionActor<H> {
             workers,
             due: at.next_due.map(|wait| Instant::now() + wait),
             not_before: None,
+            paused: false,
             due_last: false,
             state: State::Idle,
             outages: 0,
@@ -161,14 +171,29 @@ impl<H: Business> PartitionActor<H> {
             return false;
         }
         self.not_before = None;
-        match self.due.filter(|due| *due > now) {
+        let has_work = match self.due.filter(|due| *due > now) {
             Some(due) if self.window.is_empty() => {
                 self.wake(due - now, ctx);
                 false
             }
             Some(_) => true,
             None => self.due.is_some() || !self.window.is_empty(),
+        };
+        has_work && !self.pauses(ctx)
+    }
+
+    /// While the downstream is not to be called, nothing is claimed for it either.
+    fn pauses(&mut self, ctx: &mut Context<Self>) -> bool {
+        let engine = self.workers.engine();
+        let pause = engine.handler.pause().and_then(|pause| Some((pause.wait?, pause.reason)));
+        if self.paused != pause.is_some() {
+            self.paused = pause.is_some();
+            let reason = pause.as_ref().map(|(_, reason)| reason.clone());
+            engine.status.change(self.partition, self.epoch, |known| known.paused = reason);
         }
+        let Some((wait, _)) = pause else { return false };
+        self.wake(wait, ctx);
+        true
     }
 
     /// Held events that are due and the window take turns, so that neither starves.
@@ -191,6 +216,7 @@ impl<H: Business> PartitionActor<H> {
             epoch: self.epoch,
             written: self.written,
             skips: Arc::clone(&self.skips),
+            doubt: self.doubt,
             work,
             answers: self.answers.clone(),
             stop: self.stop.clone(),
@@ -208,7 +234,9 @@ impl<H: Business> PartitionActor<H> {
                 self.window.abandon();
                 self.recover(again, ctx);
             }
+            Some(Done::Refused(refusal)) => self.halve(&refusal),
             Some(Done::Fenced) => self.end(Report::Fenced, ctx),
+            Some(Done::WentBack(words)) => self.end(Report::WentBack(words), ctx),
             Some(Done::Died) => self.end(Report::Died, ctx),
             Some(Done::Stop(reason)) => self.end(Report::Stop(reason), ctx),
         }
@@ -224,6 +252,7 @@ impl<H: Business> PartitionActor<H> {
             self.window.settle(&settled.given_back);
             assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
             self.written = Written::known(Some(frontier.next_offset));
+            self.wrote.note(frontier.next_offset);
             self.workers.engine().status.frontier(self.partition, self.epoch, frontier.next_offset);
         } else {
             self.workers.engine().status.progressed(self.partition, self.epoch);
@@ -234,10 +263,20 @@ impl<H: Business> PartitionActor<H> {
             Some(_) => [self.due, next_due].into_iter().flatten().min(),
             None => next_due,
         };
-        // After events that were not started the next batch is small, and grows again.
-        let full = self.workers.engine().batch_max;
-        self.batch_max = if settled.given_back.is_empty() { full } else { (2 * settled.started).clamp(1, full) };
+        // After events that were not started, or rows that were refused, the next batch is small, and grows again.
+        let most = if settled.given_back.is_empty() { 2 * self.batch_max } else { (2 * settled.started).max(PROBE_BATCH) };
+        self.batch_max = most.min(self.workers.engine().batch_max);
         self.not_before = settled.wait.map(|wait| now + wait);
+    }
+
+    /// One of the records is the offender: the next batch has half of them, until it stands alone and is held.
+    fn halve(&mut self, refusal: &Refusal) {
+        self.window.abandon();
+        self.batch_max = (refusal.records / 2).max(1);
+        if refusal.held_row.is_some() {
+            self.due = Some(Instant::now());
+        }
+        warn!(partition = self.partition, records = refusal.records, error = refusal.error, "rolled back; it runs again in halves");
     }
 
     /// After an outage: wait, take a new epoch where the database may have gone back, and go on with the same window.
@@ -272,17 +311,18 @@ impl<H: Business> PartitionActor<H> {
 
     fn go_on(&mut self, (ownership, next_due): (Ownership, Option<Duration>), ctx: &mut Context<Self>) {
         if let Some(words) = ownership.went_back {
-            self.end(Report::Stop(words), ctx);
+            self.end(Report::WentBack(words), ctx);
         } else if !self.written.allows(ownership.next_offset) {
             let words =
                 format!("consumed_partition.next_offset is {:?}, but this owner wrote {:?}", ownership.next_offset, self.written);
-            self.end(Report::Stop(format!("{words}: the database went back in time")), ctx);
+            self.end(Report::WentBack(words), ctx);
         } else {
             info!(partition = self.partition, epoch = ownership.epoch.0, "took a new epoch after an outage");
             self.workers.engine().status.epoch(self.partition, self.epoch, ownership.epoch);
             self.epoch = ownership.epoch;
             self.written = Written::known(ownership.next_offset);
             self.skips = Arc::new(ownership.skips);
+            self.doubt = ownership.doubt;
             self.due = next_due.map(|wait| Instant::now() + wait);
         }
     }

@@ -1,13 +1,12 @@
 //! PaymentActor: all calls to the provider, from all partitions.
 //!
 //! In: the charges of one batch, in offset order, with a deadline and a stop flag. Out: for each, its answer, or that it was not
-//! started. It owns the client, the permits and the provider's "not before"; it runs on a thread of its own, because one
-//! single-threaded runtime makes the cheapest calls. If it dies here, every call that had begun is left in [`Answers`] as unknown.
+//! started. It owns the client and the permits, and tells the breaker; it runs on a thread of its own, because one single-threaded
+//! runtime makes the cheapest calls. If it dies here, every call that had begun is left in [`Answers`] as unknown.
 //!
-//! Invariant: a call starts only while nothing speaks against it (stop flag, "not before", and it could not end before the deadline
-//! on both clocks), asked just before the request; and never before an earlier event of its key has been answered.
+//! Invariant: a call starts only while nothing speaks against it (stop flag, breaker, and it could not end before the deadline on both
+//! clocks), asked just before the request; and never before an earlier event of its key has been answered.
 
-use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -21,10 +20,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use crate::app::DeathNotice;
-use crate::crash::CrashPoint;
 use crate::handler::{Answers, EventDigest, StopFlag};
 use crate::metrics::{self, CallClass};
-use crate::provider::{Answer, Client};
+use crate::provider::{Answer, Breaker, Client, Found};
 
 /// The mailbox: one message per batch, so this many partitions can wait here before their senders wait.
 const MAILBOX: usize = 16;
@@ -64,6 +62,8 @@ pub struct Charge {
     pub body: Arc<[u8]>,
     /// Unknown answers of earlier attempts.
     pub unknown_before: i32,
+    /// The provider may have forgotten the key: it is asked first what became of the charge. "There is none" is believed after this time.
+    pub find_first: Option<Duration>,
 }
 
 /// What became of one charge.
@@ -91,6 +91,8 @@ pub struct Kept {
     pub unknown_answers: i32,
     /// Calls for this event, as far as they are known.
     pub attempts: i32,
+    /// The charge may have been posted. If not, the provider was only asked what became of an earlier one.
+    pub posted: bool,
 }
 
 impl Message for ChargeBatch {
@@ -100,10 +102,10 @@ impl Message for ChargeBatch {
 impl PaymentActor {
     /// Starts the actor on a thread of its own, with at most `max_in_flight` calls open at once. Needs a running actix system.
     #[must_use]
-    pub fn start(client: Client, max_in_flight: usize, death: DeathNotice) -> Addr<Self> {
+    pub fn start(client: Client, max_in_flight: usize, breaker: Breaker, death: DeathNotice) -> Addr<Self> {
         Self::start_in_arbiter(&Arbiter::new().handle(), move |context: &mut Context<Self>| {
             context.set_mailbox_capacity(MAILBOX);
-            Self { desk: Rc::new(Desk::new(client, max_in_flight)), _death: death }
+            Self { desk: Rc::new(Desk::new(client, max_in_flight, breaker)), _death: death }
         })
     }
 }
@@ -126,18 +128,18 @@ impl Handler<ChargeBatch> for PaymentActor {
 struct Desk {
     client: Client,
     permits: Arc<Semaphore>,
-    /// The provider asked not to be called before.
-    not_before: Cell<Option<Instant>>,
+    breaker: Breaker,
 }
 
 type Permit = Pin<Box<dyn Future<Output = OwnedSemaphorePermit>>>;
 
 impl Desk {
-    fn new(client: Client, max_in_flight: usize) -> Self {
-        Self { client, permits: Arc::new(Semaphore::new(max_in_flight)), not_before: Cell::new(None) }
+    fn new(client: Client, max_in_flight: usize, breaker: Breaker) -> Self {
+        Self { client, permits: Arc::new(Semaphore::new(max_in_flight)), breaker }
     }
 
-    /// One batch, to its end: each permit goes to the startable charge with the lowest offset.
+    /// One batch, to its end: each permit goes to the startable charge with the lowest offset (a probe to one that has not been
+    /// refused before, if there is one: the refusal may be the event's own).
     async fn charge_all(&self, batch: &ChargeBatch) -> Vec<Called> {
         let mut queue = Queue::new(&batch.charges);
         let mut open = FuturesUnordered::new();
@@ -162,7 +164,9 @@ impl Desk {
                 Some((index, called)) = open.next(), if !open.is_empty() => queue.done(index, called),
                 granted = permit.get_or_insert_with(|| self.permit()), if some_ready => {
                     permit = None;
-                    if let Some(index) = queue.ready.pop_first() {
+                    let served_before = |index: &&usize| !self.breaker.prefers_another(batch.charges[**index].event_id);
+                    if let Some(index) = queue.ready.iter().find(served_before).or(queue.ready.first()).copied() {
+                        queue.ready.remove(&index);
                         open.push(async move { (index, self.charge(batch, &batch.charges[index], granted).await) });
                     }
                 }
@@ -182,28 +186,28 @@ impl Desk {
     }
 
     async fn charge(&self, batch: &ChargeBatch, charge: &Charge, _permit: OwnedSemaphorePermit) -> Called {
-        if let Err(wait) = self.may_start(batch) {
+        let Charge { event_id, digest, ref body, unknown_before, .. } = *charge;
+        let begun = Instant::now();
+        if let Err(wait) = self.may_start(batch).and_then(|()| self.breaker.begin(event_id, begun)) {
             return Called::NotStarted { wait };
         }
-        let Charge { event_id, digest, ref body, unknown_before, .. } = *charge;
         let before = batch.answers.get(event_id);
         let not_written = before.as_ref().map_or(0, |kept| kept.unknown_answers);
-        let keep = |answer: Answer| Kept {
+        let keep = |answer: Answer, posted| Kept {
             unknown_answers: not_written + i32::from(answer.is_unknown()),
             attempts: unknown_before + not_written + 1,
             digest,
             body: Arc::clone(body),
             answer,
+            posted,
         };
         // If this call ends in any other way than by its answer, this is what is known.
-        batch.answers.keep(event_id, keep(Answer::unknown("the call was cut off on our side".to_owned())));
+        batch.answers.keep(event_id, keep(Answer::unknown("the call was cut off on our side".to_owned()), true));
         let had_unknown = unknown_before + not_written > 0;
-        let begun = Instant::now();
-        let answer = self.client.charge(event_id, body.to_vec(), had_unknown).await;
-        CrashPoint::Answered.passed();
+        let (mut answer, posted) = self.ask(batch, charge, had_unknown).await;
         metrics::provider_call(call_class(&answer), begun.elapsed());
-        if let Some(wait) = answer.wait_for_all() {
-            self.not_before(wait);
+        if self.breaker.heard(event_id, &answer, begun, Instant::now()) {
+            answer = answer.of_one_event(had_unknown);
         }
         if let Answer::TooMany { wait } | Answer::NotReached { wait, .. } = answer {
             match before {
@@ -212,29 +216,40 @@ impl Desk {
             }
             return Called::NotStarted { wait };
         }
-        let kept = keep(answer);
+        let kept = keep(answer, posted);
         batch.answers.keep(event_id, kept.clone());
         Called::Answered(kept)
     }
 
+    /// Posts the charge; if its key may be forgotten, only once it is known that there is none. Out: the answer, and whether it was posted.
+    async fn ask(&self, batch: &ChargeBatch, charge: &Charge, had_unknown: bool) -> (Answer, bool) {
+        let post = |had_unknown| self.client.charge(charge.event_id, charge.body.to_vec(), had_unknown);
+        let Some(unsettled) = charge.find_first else { return (post(had_unknown).await, true) };
+        let later = |why: &str, wait| Answer::InProgress { error: format!("the provider knows no such charge, {why}"), wait };
+        let found = match self.client.find(charge.event_id).await {
+            Found::Charge { charge_id } => Answer::Charged { charge_id },
+            Found::Unclear(answer) => answer,
+            Found::Nothing if !unsettled.is_zero() => later("but the last attempt was too recently", Some(unsettled)),
+            Found::Nothing if !self.in_time(batch) => later("and no time was left to make it", None),
+            // Whatever was asked before has not happened: this answer is the first.
+            Found::Nothing => return (post(false).await, true),
+        };
+        (found, false)
+    }
+
     /// Whether a call may start now; if not, how long not to try.
     fn may_start(&self, batch: &ChargeBatch) -> Result<(), Duration> {
-        let now = Instant::now();
-        let in_time = now + self.client.call_timeout() < batch.deadline
-            && SystemTime::now() + self.client.call_timeout() < batch.deadline_wall;
-        if batch.stop.is_raised() {
-            return Err(Duration::ZERO);
-        }
-        match self.not_before.get() {
-            Some(not_before) if now < not_before => Err(not_before - now),
-            _ if in_time => Ok(()),
-            _ => Err(Duration::ZERO),
+        match self.breaker.wait(Instant::now()) {
+            Some(wait) => Err(wait),
+            None if self.in_time(batch) => Ok(()),
+            None => Err(Duration::ZERO),
         }
     }
 
-    /// Only ever later: a short wait does not undo a long one.
-    fn not_before(&self, wait: Duration) {
-        self.not_before.set(self.not_before.get().max(Some(Instant::now() + wait)));
+    /// Whether a call that starts now is wanted and can end before the deadline, on both clocks.
+    fn in_time(&self, batch: &ChargeBatch) -> bool {
+        let longest = self.client.call_timeout();
+        !batch.stop.is_raised() && Instant::now() + longest < batch.deadline && SystemTime::now() + longest < batch.deadline_wall
     }
 }
 
@@ -328,7 +343,7 @@ mod tests {
     }
 
     fn desk(stub: &ProviderStub, max_in_flight: usize) -> Desk {
-        Desk::new(client(stub, Duration::from_secs(10)), max_in_flight)
+        Desk::new(client(stub, Duration::from_secs(10)), max_in_flight, Breaker::new(10))
     }
 
     /// One charge per order id, in this order.
@@ -339,6 +354,7 @@ mod tests {
             digest: EventDigest(1),
             body: format!(r#"{{"orderId":{order},"amount":10.00,"currency":"EUR"}}"#).into_bytes().into(),
             unknown_before: 0,
+            find_first: None,
         };
         let far = Duration::from_secs(60);
         ChargeBatch {
@@ -365,8 +381,8 @@ mod tests {
     #[actix::test]
     async fn the_actor_answers_a_batch_on_its_own_thread_in_the_order_of_the_charges() {
         let stub = stub(vec![Rule::for_order(2, Act::declined())]);
-        let payment =
-            PaymentActor::start(client(&stub, Duration::from_secs(10)), 8, crate::app::Fatal::channel().0.notice("PaymentActor"));
+        let death = crate::app::Fatal::channel().0.notice("PaymentActor");
+        let payment = PaymentActor::start(client(&stub, Duration::from_secs(10)), 8, Breaker::new(10), death);
         let batch = batch(&[1, 2, 3, 1]);
         let answers = batch.answers.clone();
         let ids = ids(&batch);
@@ -486,6 +502,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_event_that_alone_is_refused_is_rejected_once_another_was_served() {
+        let stub = stub(vec![Rule::for_order(1, Act::busy(403, "0"))]);
+        let desk = desk(&stub, 1);
+        let (first, rest) = (batch(&[1]), batch(&[2, 3]));
+        assert_eq!(classes(&desk.charge_all(&first).await), ["configuration"]);
+        let both = ChargeBatch { charges: [first.charges.clone(), rest.charges.clone()].concat(), ..batch(&[]) };
+        tokio::time::sleep(desk.breaker.wait(Instant::now()).unwrap_or_default()).await;
+        // The probe goes to another event, though the refused one stands first, and closes the breaker.
+        assert_eq!(classes(&desk.charge_all(&both).await), ["rejected", "charged", "charged"]);
+        assert_eq!(stub.journal()[1], rest.charges[0].event_id.to_string());
+    }
+
+    #[tokio::test]
+    async fn while_the_probe_is_on_its_way_nobody_else_is_called() {
+        let stub = stub(vec![Rule::once(Act::busy(429, "0")), Rule::once(Act::Hold)]);
+        let (desk, first, second) = (desk(&stub, 8), batch(&[1]), batch(&[2, 3]));
+        desk.charge_all(&first).await;
+        tokio::time::sleep(desk.breaker.wait(Instant::now()).unwrap_or_default()).await;
+        let observe = async {
+            stub.wait_until(|calls| calls.held == 1).await;
+            let called = desk.charge_all(&first).await;
+            stub.release();
+            called
+        };
+        let (probing, meanwhile) = tokio::join!(desk.charge_all(&second), observe);
+        assert_eq!((classes(&probing), classes(&meanwhile)), (vec!["charged", "not_started"], vec!["not_started"]));
+        assert_eq!(classes(&desk.charge_all(&first).await), ["charged"], "closed");
+    }
+
+    #[tokio::test]
     async fn a_provider_that_is_not_reached_leaves_no_trace_and_a_later_event_of_the_key_waits() {
         let stub = stub(vec![]);
         let desk = desk(&stub, 8);
@@ -497,6 +543,7 @@ mod tests {
             body: Arc::default(),
             unknown_answers: 1,
             attempts: 1,
+            posted: true,
         };
         batch.answers.keep(batch.charges[1].event_id, earlier.clone());
         assert_eq!(classes(&desk.charge_all(&batch).await), ["not_started"; 3]);
@@ -530,6 +577,35 @@ mod tests {
         assert_eq!(classes(&called), ["rejected", "unknown"]);
         let Called::Answered(kept) = &called[1] else { panic!("answered") };
         assert_eq!((kept.unknown_answers, kept.attempts), (1, 3));
+    }
+
+    #[tokio::test]
+    async fn a_charge_whose_key_may_be_forgotten_is_looked_for_and_only_made_if_it_surely_does_not_exist() {
+        let stub = stub(vec![]);
+        let (desk, made) = (desk(&stub, 8), batch(&[1, 2, 3]));
+        desk.charge_all(&made).await;
+        stub.forget_keys();
+        let old = |orders: &[i64], unsettled| {
+            let mut batch = batch(orders);
+            for charge in &mut batch.charges {
+                (charge.find_first, charge.unknown_before) = (Some(unsettled), 1);
+            }
+            batch
+        };
+        let mut found = old(&[1], Duration::ZERO);
+        found.charges[0].event_id = made.charges[0].event_id;
+        let [Called::Answered(kept)] = &desk.charge_all(&found).await[..] else { panic!("answered") };
+        assert_eq!(kept.answer, Answer::Charged { charge_id: "ch_00000001".to_owned() });
+        let settle = Duration::from_secs(9);
+        let too_early = desk.charge_all(&old(&[4], settle)).await;
+        let [Called::Answered(Kept { answer: Answer::InProgress { wait, .. }, posted: false, .. })] = &too_early[..] else {
+            panic!("{too_early:?}")
+        };
+        assert_eq!(*wait, Some(settle));
+        assert_eq!(stub.calls().posts, 3, "nothing was posted");
+        stub.script([Rule::for_order(5, Act::declined())]);
+        assert_eq!(classes(&desk.charge_all(&old(&[4, 5], Duration::ZERO)).await), ["charged", "declined"], "a first answer");
+        assert_eq!((stub.calls().posts, stub.calls().look_ups), (5, 4));
     }
 
     #[tokio::test]

@@ -39,17 +39,6 @@ pub struct Beginning {
 /// Why a partition does not start. It needs a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Kafka has committed more than the database has settled.
-    #[error(
-        "Kafka's committed offset {committed} is ahead of {next_offset} in consumed_partition: the database went back in time, or the group was moved \
-         ahead by hand. Restore the database, or move the group back with kafka-consumer-groups --reset-offsets --to-offset {next_offset}"
-    )]
-    KafkaAhead {
-        /// Kafka's.
-        committed: NextOffset,
-        /// Ours.
-        next_offset: NextOffset,
-    },
     /// Records that were not settled are gone from the log.
     #[error(
         "records [{from}, {to}) are gone from the log (retention, or the topic was made anew) and were not settled. Find out which, then pass \
@@ -78,10 +67,8 @@ pub enum Refusal {
 pub fn resolve(known: &Known<'_>) -> Result<Beginning, Refusal> {
     let (first, end) = (NextOffset(known.log.0.0), known.log.1);
     let base = match (known.committed, known.next_offset) {
-        (Some(committed), Some(next_offset)) if committed > known.skips.beyond(next_offset) => {
-            return Err(Refusal::KafkaAhead { committed, next_offset });
-        }
-        // Behind: a replay, or a commit that came after a kill. The claims absorb it.
+        // Kafka behind: a replay, or a commit that came after a kill; the claims absorb it. Kafka ahead: the database went back in time, or
+        // somebody moved the group; whoever calls has noted the doubt.
         (Some(committed), Some(next_offset)) => committed.min(next_offset),
         (Some(known), None) | (None, Some(known)) => known,
         (None, None) => {
@@ -139,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn kafka_ahead_of_the_database_stops_the_partition() {
-        assert!(matches!(resolve(&known(Some(31), Some(30))), Err(Refusal::KafkaAhead { .. })));
+    fn kafka_ahead_of_the_database_starts_where_the_database_stands() {
+        assert_eq!(resolve(&known(Some(31), Some(30))), Ok(NextOffset(30)));
     }
 
     #[test]
@@ -167,13 +154,6 @@ mod tests {
         let only_some = Skips::new(vec![(4, 9)]);
         let some_skipped = Known { skips: &only_some, ..lost };
         assert_eq!(resolve(&some_skipped), Err(Refusal::Gap { from: NextOffset(9), to: NextOffset(10) }));
-    }
-
-    #[test]
-    fn kafka_may_be_ahead_by_what_is_to_be_passed_over() {
-        let skips = Skips::new(vec![(30, 35)]);
-        assert_eq!(base(&Known { skips: &skips, ..known(Some(35), Some(30)) }), Ok(NextOffset(30)));
-        assert!(matches!(resolve(&Known { skips: &skips, ..known(Some(36), Some(30)) }), Err(Refusal::KafkaAhead { .. })));
     }
 
     #[test]

@@ -208,13 +208,19 @@ impl<H: Business> Supervisor<H> {
                 self.stop_partition(partition, &format!("actors died {DEATHS} times in a row on this partition; the log says why"))
             }
             Report::ChainBroken => self.restart(partition, Some((source, epoch)), ctx),
-            Report::Fenced => self.ask_whether_ours(partition, run, ctx),
+            Report::Fenced => {
+                warn!(partition, "the ownership row has another epoch");
+                self.ask_whether_ours(partition, run, ctx);
+            }
+            Report::WentBack(words) => {
+                warn!(partition, words, "the database is not as this owner left it: the partition is taken over anew");
+                self.ask_whether_ours(partition, run, ctx);
+            }
         }
     }
 
-    /// Somebody else has the row. Only Kafka can say whether the partition is still ours.
+    /// Somebody else has the row, or it is another row now. Only Kafka can say whether the partition is still ours.
     fn ask_whether_ours(&mut self, partition: i32, run: u64, ctx: &mut Context<Self>) {
-        warn!(partition, "the ownership row has another epoch");
         let (answer, answered) = oneshot::channel();
         let _ = self.wiring.commands.send(Command::Probe { partition, answer });
         ctx.spawn(answered.into_actor(self).map(move |ours, actor, ctx| {

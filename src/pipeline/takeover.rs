@@ -6,7 +6,7 @@
 //! Invariant: Kafka's committed offset is read after the bump, so that whatever an earlier owner settled is in what we read of both.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
@@ -22,7 +22,7 @@ use crate::pipeline::start::{self, Beginning, Known, Refusal};
 use crate::pipeline::window::Witness;
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, Offset, Record, RecordDigest, Skips, SourceId};
-use crate::store::consumed_partitions::{self, Ownership};
+use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::{DbError, Session, TransactionError, attempts, held_events};
 
@@ -38,6 +38,8 @@ pub struct Takeover {
     pub run: u64,
     /// Only if the row still has this epoch: a replaced actor's partition, which a zombie must not steal back.
     pub after: Option<(SourceId, Epoch)>,
+    /// What this process wrote last, if it had the partition before.
+    pub wrote: Wrote,
     /// Raised: the partition is gone again.
     pub cancelled: StopFlag,
     /// Held while bumping.
@@ -74,6 +76,28 @@ pub struct Positioned {
     pub committed: Option<NextOffset>,
     /// When the first held event is due.
     pub next_due: Option<Duration>,
+    /// Which new events may have been charged before the database went back in time.
+    pub doubt: Doubt,
+    /// Where the frontier is noted for whoever comes after this actor.
+    pub wrote: Wrote,
+}
+
+/// The frontier that this process wrote last, since the partition was assigned. It outlives the actors, and tells whether the database
+/// went back in time between two of them.
+#[derive(Clone, Debug, Default)]
+pub struct Wrote(Arc<Mutex<Option<NextOffset>>>);
+
+impl Wrote {
+    /// What was written last, if anything.
+    #[must_use]
+    pub fn last(&self) -> Option<NextOffset> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has been written.
+    pub fn note(&self, frontier: NextOffset) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(frontier);
+    }
 }
 
 impl Positioned {
@@ -233,13 +257,20 @@ impl Takeover {
         engine: &Engine<H>,
         rules: Rules,
     ) -> Option<Option<Placed>> {
-        let Some((ownership, next_due, group_is_known)) = bumped else { return Some(None) };
+        let Some((mut ownership, next_due, group_is_known)) = bumped else { return Some(None) };
+        let this = std::slice::from_ref(self);
+        if let Some(ahead) = self.went_back(&ownership, log) {
+            let doubted = async || store_doubt(engine, ownership.source, ahead).await.map_err(|error| error.to_string());
+            ownership.doubt = Self::again(this, doubted).await?;
+        }
+        // A row that was ours and has forgotten where it stood: Kafka's offset would skip what the database has lost.
+        let forgotten = ownership.next_offset.is_none() && self.wrote.last().is_some();
         let known = Known {
-            committed: log.committed,
+            committed: log.committed.filter(|_| !forgotten),
             next_offset: ownership.next_offset,
             log: (log.first, log.end),
             fresh: rules.start,
-            added_later: group_is_known,
+            added_later: group_is_known || forgotten,
             skips: &ownership.skips,
             on_gap: rules.on_gap,
         };
@@ -247,20 +278,42 @@ impl Takeover {
         let gap = match beginning {
             Ok(Beginning { gap, .. }) => gap,
             Err(Refusal::Gap { from, to }) => Some((from, to)),
-            Err(Refusal::KafkaAhead { .. } | Refusal::BeyondEnd { .. }) => None,
+            Err(Refusal::BeyondEnd { .. }) => None,
         };
         if let Some((from, to)) = gap {
             error!(partition = self.partition, from = from.0, to = to.0, "unsettled records are gone from the log");
             let recorded =
                 async || record_gap(engine, self.partition, &ownership, from, to).await.map_err(|error| error.to_string());
-            Self::again(std::slice::from_ref(self), recorded).await?;
+            Self::again(this, recorded).await?;
         }
-        let outcome = match (ownership.went_back.clone(), beginning) {
-            (Some(words), _) => Err(words),
-            (None, Err(refusal)) => Err(refusal.to_string()),
-            (None, Ok(beginning)) => Ok(self.positioned(ownership, next_due, log, beginning)),
+        let outcome = match beginning {
+            Err(refusal) => Err(refusal.to_string()),
+            Ok(beginning) => Ok(self.positioned(ownership, next_due, log, beginning)),
         };
         Some(Some(Placed { partition: self.partition, run: self.run, outcome, fallback: log.end }))
+    }
+
+    /// Whether the database has lost what it had: then up to which offset it is known to have been further.
+    fn went_back(&self, ownership: &Ownership, log: Log) -> Option<Option<NextOffset>> {
+        let next_offset = ownership.next_offset;
+        // Of a group that never was here, Kafka's offset alone says nothing; what we wrote ourselves does.
+        let ahead = log
+            .committed
+            .filter(|_| next_offset.is_some())
+            .max(self.wrote.last())
+            .filter(|further| next_offset.is_none_or(|next| *further > ownership.skips.beyond(next)));
+        let words = match (&ownership.went_back, ahead) {
+            (Some(words), _) => words.clone(),
+            (None, Some(ahead)) => format!("it was settled up to {ahead}, and the database says {next_offset:?}"),
+            (None, None) => return None,
+        };
+        error!(
+            partition = self.partition,
+            words,
+            "the database went back in time, or the group was moved ahead: nothing that may have been charged is asked for blindly"
+        );
+        metrics::database_went_back();
+        Some(ahead)
     }
 
     fn positioned(&self, ownership: Ownership, next_due: Option<Duration>, log: Log, beginning: Beginning) -> Positioned {
@@ -275,6 +328,8 @@ impl Takeover {
             skips: ownership.skips,
             committed: log.committed,
             next_due,
+            doubt: ownership.doubt,
+            wrote: self.wrote.clone(),
         }
     }
 }
@@ -343,4 +398,16 @@ async fn pin<H: Business>(engine: &Engine<H>, ends: &BTreeMap<i32, NextOffset>) 
     let mut session = engine.store.control.get().await.map_err(DbError::from)?;
     let ends: Vec<_> = ends.iter().map(|(partition, end)| (*partition, *end)).collect();
     consumed_partitions::pin(&mut session, &engine.group, &engine.topic, &ends).await
+}
+
+/// Before the first batch: what may have been charged is noted, with the held events that are open.
+async fn store_doubt<H: Business>(engine: &Engine<H>, source: SourceId, ahead: Option<NextOffset>) -> Result<Doubt, DbError> {
+    let mut session = engine.store.control.get().await.map_err(DbError::from)?;
+    let limits = consumed_partitions::bump_limits(&session);
+    let stored = session.transaction("doubt", &limits, async |tx: &mut Session| {
+        let doubt = consumed_partitions::doubt(tx, source, ahead).await?;
+        engine.handler.doubt_held(tx, source, &engine.group).await?;
+        Ok::<_, DbError>(doubt)
+    });
+    stored.await.map_err(TransactionError::into_inner)
 }

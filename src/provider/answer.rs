@@ -96,6 +96,20 @@ pub enum Answer {
     },
 }
 
+/// What the provider knows of a charge it was asked about, without being asked to make it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It was made.
+    Charge {
+        /// The provider's name for it.
+        charge_id: String,
+    },
+    /// The provider has none under this key, as far as it knows by now.
+    Nothing,
+    /// That was no answer to the question; this is what it was.
+    Unclear(Answer),
+}
+
 /// A whole answer as it came.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<'a> {
@@ -147,6 +161,12 @@ impl Answer {
         }
     }
 
+    /// A call that failed before the whole answer was there.
+    #[must_use]
+    pub fn failed(is_connect: bool, error: String) -> Self {
+        if is_connect { Self::not_reached(error) } else { Self::unknown(error) }
+    }
+
     /// A connection that could not be made.
     #[must_use]
     pub const fn not_reached(error: String) -> Self {
@@ -157,6 +177,19 @@ impl Answer {
     #[must_use]
     pub const fn unknown(error: String) -> Self {
         Self::Unknown { error, wait: None }
+    }
+
+    /// A configuration answer that only this event gets, while others are served: it is the event that is refused. `had_unknown` as in
+    /// [`Self::classify`].
+    #[must_use]
+    pub fn of_one_event(self, had_unknown: bool) -> Self {
+        match self {
+            Self::Configuration { error, redirect, wait: _ } => {
+                let error = format!("{error}; other events are served");
+                if redirect || had_unknown { Self::unknown(error) } else { Self::Rejected { error } }
+            }
+            other => other,
+        }
     }
 
     /// It is now open whether this event was charged.
@@ -205,6 +238,46 @@ impl Answer {
             Self::Unknown { .. } => "unknown",
         }
     }
+}
+
+impl Found {
+    /// Classifies the answer to the question for `key`. Only what repeats the key can be about it.
+    #[must_use]
+    pub fn classify(reply: Reply<'_>, key: &str, profile: &Profile, now: SystemTime) -> Self {
+        let missing = || reply.error_fields().code.is_some_and(|code| profile.is_no_such_charge(&code));
+        match reply.status.as_u16() {
+            200 => match listed(reply.body) {
+                Some(charges) if charges.is_empty() => Self::Nothing,
+                Some(charges) => {
+                    let ours = charges.iter().filter(|charge| charge.idempotency_key.as_deref() == Some(key));
+                    match ours.filter_map(|charge| charge.made(profile)).next() {
+                        Some(charge_id) => Self::Charge { charge_id },
+                        // A charge that failed, or another one's: whatever it is, it is not "there is none".
+                        None => Self::Unclear(Answer::unknown("HTTP 200, but no charge under this key that was made".to_owned())),
+                    }
+                }
+                None => Self::Unclear(Answer::unknown("HTTP 200 without a charge or a list of charges".to_owned())),
+            },
+            404 if missing() => Self::Nothing,
+            _ => Self::Unclear(match Answer::classify(reply, true, profile, now) {
+                // A question is not refused for what it would do.
+                Answer::Charged { .. } | Answer::Declined { .. } | Answer::Rejected { .. } | Answer::Mismatch { .. } => {
+                    Answer::unknown(reply.error())
+                }
+                other => other,
+            }),
+        }
+    }
+}
+
+/// The charges in an answer: one object, or a list in `data`.
+fn listed(body: &[u8]) -> Option<Vec<Charge>> {
+    #[derive(Deserialize)]
+    struct List {
+        data: Vec<Charge>,
+    }
+    let list = serde_json::from_slice::<List>(body).map(|list| list.data);
+    list.or_else(|_| serde_json::from_slice(body).map(|charge| vec![charge])).ok()
 }
 
 /// The part of an error body that is understood: `{"error": {"type", "code", "message"}}`.
@@ -260,15 +333,26 @@ impl Reply<'_> {
 /// The charge's id, if the body is a charge: an object whose `id` is a text that can be stored, and whose `status`, if it has one, says
 /// that the money moves.
 fn charge_id(body: &[u8], profile: &Profile) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Charge {
-        id: String,
-        status: Option<String>,
+    serde_json::from_slice::<Charge>(body).ok()?.made(profile)
+}
+
+/// The part of a charge that is understood.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Charge {
+    id: String,
+    status: Option<String>,
+    #[serde(alias = "idempotency_key")]
+    idempotency_key: Option<String>,
+}
+
+impl Charge {
+    /// Its id, if the money moves and the id can be stored.
+    fn made(&self, profile: &Profile) -> Option<String> {
+        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && !self.id.contains(char::is_control);
+        let moves = self.status.as_deref().is_none_or(|status| profile.is_success(status));
+        (storable && moves).then(|| self.id.clone())
     }
-    let Charge { id, status } = serde_json::from_slice(body).ok()?;
-    let storable = !id.is_empty() && id.len() <= LONGEST_CHARGE_ID && !id.contains(char::is_control);
-    let moves = status.is_none_or(|status| profile.is_success(&status));
-    (storable && moves).then_some(id)
 }
 
 /// `Retry-After` in seconds or as an HTTP date, within [`SHORTEST_WAIT`] and `cap`; `None` when there is none that can be read.
@@ -429,6 +513,58 @@ mod tests {
             assert_eq!(own, wait, "{text:?}");
             assert_eq!(answer(500).wait_for_all(), None, "only this event's");
         }
+    }
+
+    #[test]
+    fn only_an_answer_that_repeats_the_key_tells_what_became_of_a_charge() {
+        let found = |status: u16, body: &str| {
+            let headers = HeaderMap::new();
+            let reply = Reply { status: StatusCode::from_u16(status).unwrap(), headers: &headers, body: body.as_bytes() };
+            Found::classify(reply, "key", &profile(), now())
+        };
+        let charge = || Found::Charge { charge_id: "ch_1".to_owned() };
+        let ours = r#"{"id":"ch_1","status":"succeeded","idempotencyKey":"key"}"#;
+        assert_eq!(found(200, ours), charge());
+        assert_eq!(found(200, r#"{"id":"ch_1","idempotency_key":"key"}"#), charge());
+        assert_eq!(found(200, &format!(r#"{{"data":[{{"id":"ch_0","idempotencyKey":"other"}},{ours}]}}"#)), charge());
+        assert_eq!(found(200, r#"{"data":[]}"#), Found::Nothing);
+        for code in ["resource_missing", "charge_not_found"] {
+            assert_eq!(found(404, &format!(r#"{{"error":{{"code":"{code}"}}}}"#)), Found::Nothing);
+        }
+        for (status, body, class) in [
+            (200, r#"{"id":"ch_1","status":"succeeded"}"#, "unknown"),
+            (200, r#"{"id":"ch_1","status":"succeeded","idempotencyKey":"KEY"}"#, "unknown"),
+            (200, r#"{"id":"ch_1","status":"failed","idempotencyKey":"key"}"#, "unknown"),
+            (200, r#"{"data":[{"id":"ch_0","idempotencyKey":"other"}]}"#, "unknown"),
+            (200, "{}", "unknown"),
+            (200, "[]", "unknown"),
+            (200, HTML, "unknown"),
+            (204, "", "unknown"),
+            (201, ours, "unknown"),
+            (404, HTML, "configuration"),
+            (404, r#"{"error":{"code":"not_found"}}"#, "configuration"),
+            (302, "", "redirect"),
+            (401, NO, "configuration"),
+            (402, NO, "unknown"),
+            (400, NO, "unknown"),
+            (409, REUSED, "unknown"),
+            (429, "", "too_many"),
+            (503, "", "unavailable"),
+            (500, "", "unknown"),
+        ] {
+            let Found::Unclear(answer) = found(status, body) else { panic!("{status} {body}") };
+            assert_eq!(answer.class(), class, "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_answer_of_one_event_is_a_refusal_unless_it_could_hide_a_charge() {
+        let of_one = |status, had_unknown| classify(status, NO).of_one_event(had_unknown).class();
+        for status in [401, 403, 404] {
+            assert_eq!((of_one(status, false), of_one(status, true)), ("rejected", "unknown"));
+        }
+        assert_eq!(of_one(302, false), "unknown");
+        assert_eq!(of_one(402, false), "declined");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! One charge over HTTP.
+//! One charge over HTTP, or the question what became of one.
 //!
-//! In: an event id and the bytes of its charge. Out: one [`Answer`], always, within the time limit. It owns the connections; it keeps
+//! In: an event id and the bytes of its charge. Out: one [`Answer`] (or [`Found`]), always, within the time limit. It owns the connections; it keeps
 //! nothing of a call. If it dies here, the attempt's row tells that the provider may have heard of the event.
 //!
 //! Invariant: "not reached" is said only when no connection stood, so that nothing can have been sent; whatever fails later is
@@ -12,12 +12,12 @@ use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
-use reqwest::redirect;
+use reqwest::{RequestBuilder, StatusCode, redirect};
 use url::Url;
 use uuid::Uuid;
 
 use super::Settings;
-use super::answer::{Answer, Reply};
+use super::answer::{Answer, Found, Reply};
 use super::profile::{CHARGES_PATH, Profile};
 
 /// R-KFK-IDEM-4.
@@ -89,23 +89,49 @@ impl Client {
     pub async fn charge(&self, event_id: Uuid, body: Vec<u8>, had_unknown: bool) -> Answer {
         // `Uuid` shows itself as lower-case hyphenated text, the one spelling of the key (CASES F14).
         let request = self.http.post(self.charges.clone()).header(IDEMPOTENCY_KEY, event_id.to_string()).body(body);
-        let mut response = match request.send().await {
-            Ok(response) => response,
-            Err(fault) if fault.is_connect() => return Answer::not_reached(in_words(fault)),
-            Err(fault) => return Answer::unknown(in_words(fault)),
-        };
-        let mut body = Vec::new();
-        loop {
-            match response.chunk().await {
-                Ok(Some(chunk)) if body.len() + chunk.len() <= LONGEST_ANSWER => body.extend_from_slice(&chunk),
-                Ok(Some(_)) => return Answer::unknown(format!("the answer is longer than {LONGEST_ANSWER} bytes")),
-                Ok(None) => break,
-                Err(fault) => return Answer::unknown(in_words(fault)),
-            }
+        match whole_answer(request).await {
+            Ok(whole) => Answer::classify(whole.reply(), had_unknown, &self.profile, SystemTime::now()),
+            Err(answer) => answer,
         }
-        let reply = Reply { status: response.status(), headers: response.headers(), body: &body };
-        Answer::classify(reply, had_unknown, &self.profile, SystemTime::now())
     }
+
+    /// Asks what became of the charge of this event. Nothing is charged by it.
+    pub async fn find(&self, event_id: Uuid) -> Found {
+        let key = event_id.to_string();
+        let mut url = self.charges.clone();
+        url.query_pairs_mut().append_pair("idempotency_key", &key);
+        match whole_answer(self.http.get(url)).await {
+            Ok(whole) => Found::classify(whole.reply(), &key, &self.profile, SystemTime::now()),
+            Err(answer) => Found::Unclear(answer),
+        }
+    }
+}
+
+/// An answer, read to its end.
+struct Whole {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Vec<u8>,
+}
+
+impl Whole {
+    fn reply(&self) -> Reply<'_> {
+        Reply { status: self.status, headers: &self.headers, body: &self.body }
+    }
+}
+
+async fn whole_answer(request: RequestBuilder) -> Result<Whole, Answer> {
+    let mut response = request.send().await.map_err(|fault| Answer::failed(fault.is_connect(), in_words(fault)))?;
+    let mut body = Vec::new();
+    loop {
+        match response.chunk().await {
+            Ok(Some(chunk)) if body.len() + chunk.len() <= LONGEST_ANSWER => body.extend_from_slice(&chunk),
+            Ok(Some(_)) => return Err(Answer::unknown(format!("the answer is longer than {LONGEST_ANSWER} bytes"))),
+            Ok(None) => break,
+            Err(fault) => return Err(Answer::unknown(in_words(fault))),
+        }
+    }
+    Ok(Whole { status: response.status(), headers: std::mem::take(response.headers_mut()), body })
 }
 
 fn charges_url(base: &str) -> Result<Url, ClientError> {
@@ -189,15 +215,8 @@ mod tests {
     // CASES G07, G09: whatever is lost on the way back, the same key brings the stored answer.
     #[tokio::test]
     async fn a_lost_answer_is_unknown_and_the_next_call_finds_the_charge() {
-        let html = Scripted {
-            status: 200,
-            charge: true,
-            content_type: Some("text/html".to_owned()),
-            body: Some("<html>ok</html>".to_owned()),
-            ..Scripted::default()
-        };
         for act in
-            [Act::Close { charge: true, reset: false }, Act::Close { charge: true, reset: true }, Act::HalfAnswer, Act::Reply(html)]
+            [Act::Close { charge: true, reset: false }, Act::Close { charge: true, reset: true }, Act::HalfAnswer, Act::html()]
         {
             let (stub, client) = stub(vec![Rule::once(act.clone())]);
             let id = Uuid::now_v7();
@@ -246,6 +265,38 @@ mod tests {
         tokio::join!(silent(false), silent(true));
     }
 
+    // CASES G10: every byte comes in time, and the answer does not.
+    #[tokio::test]
+    async fn an_answer_that_drips_ends_by_the_total_time_limit_and_the_next_call_finds_the_charge() {
+        let (stub, _) = stub(vec![Rule::once(Act::Drip { ms: 20 })]);
+        let client = Client::new(&Settings { call_timeout: Duration::from_millis(500), ..settings(stub.url()) }).unwrap();
+        let id = Uuid::now_v7();
+        assert_eq!(charge_of(&client, id).await, "unknown");
+        assert_eq!(charge_of(&client, id).await, "charged");
+        assert_eq!(stub.ledger().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_wait_is_understood_in_every_form_a_provider_may_write_it() {
+        let busy = |retry_after: Option<&str>, retry_after_date_s| {
+            let retry_after = retry_after.map(str::to_owned);
+            Act::Reply(Scripted { status: 503, retry_after, retry_after_date_s, ..Scripted::default() })
+        };
+        let second = Duration::from_secs(1);
+        for (act, waits) in [
+            (busy(Some("7"), None), 7 * second..=7 * second),
+            (busy(None, Some(30)), 28 * second..=30 * second),
+            (busy(None, Some(-30)), Duration::ZERO..=second / 2),
+            (busy(None, None), second..=second),
+            (busy(Some("in a moment"), None), second..=second),
+            (busy(Some("99999999"), None), 60 * second..=60 * second),
+        ] {
+            let (_stub, client) = stub(vec![Rule::once(act.clone())]);
+            let wait = charge(&client, Uuid::now_v7()).await.wait_for_all();
+            assert!(wait.is_some_and(|wait| waits.contains(&wait)), "{act:?}: {wait:?}");
+        }
+    }
+
     // CASES G01: the second call meets the first, which its client has given up.
     #[tokio::test]
     async fn a_key_in_use_is_in_progress_and_later_charged_once() {
@@ -275,14 +326,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_charged_is_found_by_its_key_also_when_the_key_is_forgotten() {
+        let (stub, client) = stub(vec![]);
+        let (charged, never) = (Uuid::now_v7(), Uuid::now_v7());
+        charge(&client, charged).await;
+        stub.forget_keys();
+        assert_eq!(client.find(charged).await, Found::Charge { charge_id: "ch_00000001".to_owned() });
+        assert_eq!(client.find(never).await, Found::Nothing);
+        assert_eq!((stub.calls().posts, stub.calls().look_ups, stub.ledger().len()), (1, 2, 1));
+        drop(stub);
+        assert!(matches!(client.find(charged).await, Found::Unclear(_)));
+    }
+
+    #[tokio::test]
     async fn scripted_statuses_come_through_the_wire() {
-        let redirect = Scripted { status: 302, location: Some("/elsewhere".to_owned()), ..Scripted::default() };
         for (act, class) in [
             (Act::declined(), "declined"),
             (Act::stored_failure(), "unknown"),
             (Act::status(400), "rejected"),
             (Act::status(401), "configuration"),
-            (Act::Reply(redirect), "redirect"),
+            (Act::redirect(), "redirect"),
             (Act::busy(429, "2"), "too_many"),
             (Act::busy(503, "2"), "unavailable"),
         ] {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::config::AmountForm;
+use crate::config::{AmountForm, ProviderQuery};
 use crate::event::Money;
 
 /// How one provider wants to be spoken to.
@@ -19,6 +19,10 @@ pub struct Profile {
     pub key_life: Duration,
     /// How long before that end a key is treated as forgotten: two clocks, and the time of a call.
     pub key_life_margin: Duration,
+    /// How it is asked what became of a charge whose key it may have forgotten.
+    pub query: ProviderQuery,
+    /// "No such charge" is believed only so long after the last attempt: what is on its way, or not yet in its index, is not found.
+    pub query_settle: Duration,
     /// The longest `Retry-After` that is obeyed.
     pub retry_after_cap: Duration,
     /// A known key always gets its first answer again, so that a refusal after an unknown answer proves that nothing was charged.
@@ -55,6 +59,11 @@ impl Profile {
         CODES.contains(&code) || CODES.contains(&kind) || kind == "idempotency_error" && code != IN_USE
     }
 
+    /// Whether a 404 means that there is no such charge, and not that there is no such place. "not_found" could be either.
+    pub(super) fn is_no_such_charge(&self, code: &str) -> bool {
+        matches!(code, "resource_missing" | "charge_not_found")
+    }
+
     /// Whether the `status` in the body of a charge says that the money moves.
     pub(super) fn is_success(&self, status: &str) -> bool {
         matches!(status, "succeeded" | "charged" | "paid" | "captured")
@@ -71,6 +80,8 @@ pub(crate) mod tests {
             amount: AmountForm::Decimal,
             key_life: Duration::from_secs(24 * 3600),
             key_life_margin: Duration::from_secs(3600),
+            query: ProviderQuery::None,
+            query_settle: Duration::from_secs(600),
             retry_after_cap: Duration::from_secs(60),
             replays_stored_answers: false,
         }

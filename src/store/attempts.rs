@@ -25,6 +25,8 @@ pub struct NewAttempt {
     pub digest: EventDigest,
     /// The bytes to post.
     pub body: Vec<u8>,
+    /// It may have been asked for before the database went back in time, which has forgotten it.
+    pub in_doubt: bool,
 }
 
 /// An attempt of earlier, or of another partition.
@@ -38,6 +40,8 @@ pub struct KnownAttempt {
     pub body: Option<Vec<u8>>,
     /// How long ago it began, by the database's clock.
     pub first_attempt_age: Duration,
+    /// How long ago the last one began, or its answer came.
+    pub last_attempt_age: Duration,
     /// Answers that told nothing.
     pub unknown_answers: i32,
     /// The last answer, in words.
@@ -86,7 +90,20 @@ pub async fn open(s: &mut Session, source: SourceId, epoch: Epoch, attempts: &[N
         source: source.0,
         epoch: epoch.0,
     };
-    if s.alone("open_attempts", limits, async |s| s.change("open_attempts", open).await).await? == 0 {
+    let in_doubt = || attempts.iter().filter(|attempt| attempt.in_doubt);
+    let doubt = Doubt {
+        source: source.0,
+        event_ids: in_doubt().map(|attempt| attempt.event_id).collect(),
+        digests: in_doubt().map(|attempt| attempt.digest.0).collect(),
+    };
+    let opened = s.alone("open_attempts", limits, async |s| {
+        let opened = s.change("open_attempts", open).await?;
+        if opened > 0 && !doubt.event_ids.is_empty() {
+            s.change("doubt_attempts", doubt).await?;
+        }
+        Ok(opened)
+    });
+    if opened.await? == 0 {
         return Ok(None);
     }
     // Looked up only once ours is committed: of two that open the same event at once, at least the later one sees the other.
@@ -96,6 +113,15 @@ pub async fn open(s: &mut Session, source: SourceId, epoch: Epoch, attempts: &[N
         Ok(Some(Opened { payments, attempts: merge(known) }))
     })
     .await
+}
+
+/// Gives every open held event of the partition an attempt, once, because the database went back in time: each may have been asked for
+/// since the state it has gone back to. To be called in the transaction that stores the doubt.
+///
+/// # Errors
+/// The statement failed.
+pub async fn doubt_held(s: &mut Session, source: SourceId, group: &str) -> Result<(), DbError> {
+    s.change("doubt_held", DoubtHeld { group, source: source.0 }).await.map(drop)
 }
 
 /// Settles the attempts of a partition, in the batch's transaction: its batch rows go, events begun without a payment are kept,
@@ -148,14 +174,15 @@ async fn convert(s: &mut Session, name: &'static str, source: Option<SourceId>, 
     Ok(converted as u64)
 }
 
-type KnownRow = (Uuid, i64, Option<Vec<u8>>, i64, i32, Option<String>, Option<String>);
+type KnownRow = (Uuid, i64, Option<Vec<u8>>, i64, i64, i32, Option<String>, Option<String>);
 
 /// One attempt per event out of rows that stand oldest first: the oldest gives time, content and bytes, the counts add up.
 fn merge(rows: Vec<KnownRow>) -> Vec<KnownAttempt> {
     let mut merged: Vec<KnownAttempt> = Vec::with_capacity(rows.len());
-    for (event_id, digest, body, age_ms, unknown_answers, answer, provider_charge_id) in rows {
+    for (event_id, digest, body, first_ms, last_ms, unknown_answers, answer, provider_charge_id) in rows {
         match merged.last_mut() {
             Some(known) if known.event_id == event_id => {
+                known.last_attempt_age = known.last_attempt_age.min(duration(last_ms));
                 known.unknown_answers = known.unknown_answers.saturating_add(unknown_answers);
                 known.body = known.body.take().or(body);
                 known.answer = known.answer.take().or(answer);
@@ -165,7 +192,8 @@ fn merge(rows: Vec<KnownRow>) -> Vec<KnownAttempt> {
                 event_id,
                 digest: EventDigest(digest),
                 body,
-                first_attempt_age: duration(age_ms),
+                first_attempt_age: duration(first_ms),
+                last_attempt_age: duration(last_ms),
                 unknown_answers,
                 answer,
                 provider_charge_id,
@@ -187,18 +215,72 @@ statement! {
     }
 }
 
+/// The millisecond with which a UUID v7 begins, but not a future one.
+macro_rules! id_time {
+    () => {
+        "least(now(), to_timestamp(('x' || left(replace(event_id::text, '-', ''), 12))::bit(48)::bigint / 1000.0))"
+    };
+}
+
+/// What a doubt adds to an attempt that is known: it may have been asked for since, and nobody knows what the answer was.
+macro_rules! doubt_attempt {
+    () => {
+        " ON CONFLICT (event_id) DO UPDATE SET
+             unknown_answers = greatest(old.unknown_answers, 1), last_attempt_at = greatest(old.last_attempt_at, excluded.last_attempt_at)"
+    };
+}
+
+// One unknown answer, as old as the event can be; the bytes are not known. The last attempt can have been as late as the doubt.
+statement! {
+    Doubt { source: i32 => Integer, event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt> } -> () {
+        concat!(
+            "INSERT INTO payment_attempt AS old (event_id, event_digest, first_attempt_at, last_attempt_at, unknown_answers)
+             SELECT event_id, digest, ",
+            id_time!(),
+            ", coalesce((SELECT doubt_before FROM consumed_partition WHERE id = :source), now()), 1
+             FROM unnest(:event_ids, :digests) AS doubted (event_id, digest)
+             WHERE NOT EXISTS (SELECT FROM payment WHERE payment.event_id = doubted.event_id)
+             ORDER BY event_id",
+            doubt_attempt!()
+        )
+    }
+}
+
+// The digest is in the claim. Without one, zero: its version is none, so it contradicts no content.
+statement! {
+    DoubtHeld<'a> { group: &'a str => Text, source: i32 => Integer } -> () {
+        concat!(
+            "WITH open_event AS (
+                 SELECT DISTINCT held.event_id, coalesce(claim.event_digest, 0) AS digest
+                 FROM held_event AS held
+                      LEFT JOIN processed_event AS claim ON claim.event_id = held.event_id AND claim.consumer_group = :group
+                 WHERE held.source_id = :source AND held.event_id IS NOT NULL AND held.reason <> 'conflict'
+                       AND held.state IN ('retrying', 'waiting', 'parked', 'queued'))
+             INSERT INTO payment_attempt AS old (event_id, event_digest, first_attempt_at, last_attempt_at, unknown_answers)
+             SELECT event_id, digest, ",
+            id_time!(),
+            ", now(), 1
+             FROM open_event
+             WHERE NOT EXISTS (SELECT FROM payment WHERE payment.event_id = open_event.event_id)
+             ORDER BY event_id",
+            doubt_attempt!()
+        )
+    }
+}
+
 // Other partitions' batches, and those of an earlier owner of this one: what they asked, nobody here knows. The rows of this owner
 // are left out, because it keeps its answers itself. Each source is joined for itself (joined to their union, the batches' arrays
 // would be unpacked once per id), and rows are probed by key, see `payments`.
 statement! {
     Find<'a> { ids: &'a [Uuid] => Array<SqlUuid>, source: i32 => Integer, epoch: i64 => BigInt }
-    -> (SqlUuid, BigInt, Nullable<Binary>, BigInt, Integer, Nullable<Text>, Nullable<Text>) {
+    -> (SqlUuid, BigInt, Nullable<Binary>, BigInt, BigInt, Integer, Nullable<Text>, Nullable<Text>) {
         "WITH wanted AS (SELECT unnest(:ids) AS event_id)
          SELECT left_over.event_id, event_digest, body, (extract(epoch FROM clock_timestamp() - first_attempt_at) * 1000)::bigint AS age,
-                unknown_answers, answer, provider_charge_id
+                (extract(epoch FROM clock_timestamp() - last_attempt_at) * 1000)::bigint AS last_age, unknown_answers, answer, provider_charge_id
          FROM wanted, LATERAL (SELECT * FROM payment_attempt AS p WHERE p.event_id = wanted.event_id LIMIT 1) AS left_over
          UNION ALL
-         SELECT event_id, digest, body, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint, 1, NULL, NULL
+         SELECT event_id, digest, body, (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint,
+                (extract(epoch FROM clock_timestamp() - started_at) * 1000)::bigint, 1, NULL, NULL
          FROM attempt_batch, unnest(event_ids, digests, bodies) AS each (event_id, digest, body) JOIN wanted USING (event_id)
          WHERE (source_id, epoch) IS DISTINCT FROM (:source, :epoch)
          ORDER BY event_id, age DESC"

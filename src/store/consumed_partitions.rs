@@ -15,7 +15,7 @@ use super::schema::consumed_partition;
 use super::session::TimeLimits;
 use super::statement::statement;
 use super::{DbError, Session};
-use crate::record::{Epoch, NextOffset, RecordDigest, Skips, SourceId};
+use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 
 /// What the new owner of a partition finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,17 @@ pub struct Ownership {
     pub skips: Skips,
     /// In words: the database is not the one that the row was last written on, or was promoted since. Commits may be lost.
     pub went_back: Option<String>,
+    /// Which new events may have been charged before.
+    pub doubt: Doubt,
+}
+
+/// Which events that are new to the database may have been charged before it went back in time. It only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// Those of records below this offset.
+    pub offset: Option<NextOffset>,
+    /// Those whose id is not younger: milliseconds since 1970, by the database's clock.
+    pub before_ms: Option<i64>,
 }
 
 /// What a batch's transaction knows once it holds its ownership row.
@@ -74,6 +85,26 @@ pub async fn rebump(s: &mut Session, source: SourceId, epoch: Epoch, owner: &str
     .await
 }
 
+/// Notes that the database went back in time: events up to now, and those below `offset`, are in doubt. The server is known from now on.
+/// Needs no fence: doubt only grows.
+///
+/// # Errors
+/// As [`bump`].
+pub async fn doubt(s: &mut Session, source: SourceId, offset: Option<NextOffset>) -> Result<Doubt, DbError> {
+    let Server { system_identifier, timeline } = Server::ask(s).await?;
+    let store = StoreDoubt { offset: offset.map(|offset| offset.0), system_identifier, timeline, source: source.0 };
+    let (offset, before_ms): (Option<i64>, Option<i64>) =
+        s.row("doubt", store).await?.ok_or_else(|| DbError::program("doubt", "the partition's row is gone"))?;
+    Ok(Doubt { offset: offset.map(NextOffset), before_ms })
+}
+
+/// The limits of a bump and of what goes with it.
+#[must_use]
+pub fn bump_limits(s: &Session) -> TimeLimits {
+    let limits = s.limits();
+    TimeLimits { lock: limits.lock.min(BUMP_WAIT), ..limits }
+}
+
 /// Locks the ownership row until the transaction ends. `None`: the epoch has moved on, and nothing may be written.
 ///
 /// # Errors
@@ -113,6 +144,19 @@ pub async fn has_rows(s: &mut Session, group: &str, topic: &str) -> Result<bool,
     s.within("has_rows", async |s| Ok(s.row("has_rows", found).await?.unwrap_or(false))).await
 }
 
+/// How far every partition of this group and topic is settled; a partition of which nothing is settled is not there.
+///
+/// # Errors
+/// The statement failed.
+pub async fn positions(s: &mut Session, group: &str, topic: &str) -> Result<Vec<(i32, NextOffset)>, DbError> {
+    let of_topic = consumed_partition::consumer_group.eq(group).and(consumed_partition::topic.eq(topic));
+    let settled = consumed_partition::table
+        .filter(of_topic.and(consumed_partition::next_offset.is_not_null()))
+        .select((consumed_partition::partition, consumed_partition::next_offset.assume_not_null()));
+    let rows: Vec<(i32, i64)> = s.within("positions", async |s| s.rows("positions", settled).await).await?;
+    Ok(rows.into_iter().map(|(partition, next)| (partition, NextOffset(next))).collect())
+}
+
 /// Writes the start of a new group for all partitions of its topic at once; a partition that has a row keeps it.
 ///
 /// # Errors
@@ -126,9 +170,14 @@ pub async fn pin(s: &mut Session, group: &str, topic: &str, starts: &[(i32, Next
 /// How long a bump waits for the old owner's batch before it is tried anew: its connection serves other partitions too.
 const BUMP_WAIT: Duration = Duration::from_secs(1);
 
-pub(super) fn bump_limits(s: &Session) -> TimeLimits {
-    let limits = s.limits();
-    TimeLimits { lock: limits.lock.min(BUMP_WAIT), ..limits }
+impl Doubt {
+    /// Whether it may have been charged, provided that nothing is known of it.
+    #[must_use]
+    pub fn covers(&self, event_id: Uuid, offset: Offset) -> bool {
+        // A UUID v7 begins with its millisecond, in 48 bits.
+        let id_ms = i64::try_from(event_id.as_u128() >> 80).unwrap_or(i64::MAX);
+        self.offset.is_some_and(|below| offset.0 < below.0) || self.before_ms.is_some_and(|before| id_ms <= before)
+    }
 }
 
 /// Which server this is; an ordinary role can ask. The timeline is read from where it writes: the one in `pg_control_checkpoint`
@@ -147,11 +196,21 @@ impl Server {
     }
 }
 
-type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<String>);
-type OwnershipTypes = (Integer, BigInt, Nullable<BigInt>, Nullable<BigInt>, Nullable<BigInt>, Nullable<Integer>, Nullable<Text>);
+type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<String>, Option<i64>, Option<i64>);
+type OwnershipTypes = (
+    Integer,
+    BigInt,
+    Nullable<BigInt>,
+    Nullable<BigInt>,
+    Nullable<BigInt>,
+    Nullable<Integer>,
+    Nullable<Text>,
+    Nullable<BigInt>,
+    Nullable<BigInt>,
+);
 
 fn ownership(row: OwnershipRow, server: Server) -> Result<Ownership, DbError> {
-    let (id, epoch, next_offset, digest, system_identifier, timeline, skips) = row;
+    let (id, epoch, next_offset, digest, system_identifier, timeline, skips, doubt_offset, before_ms) = row;
     let skips = skips.map_or_else(|| Some(Skips::default()), |text| Skips::from_text(&text));
     let skips = skips.ok_or_else(|| DbError::program("bump", format_args!("row {id}: its skips are no ranges with two ends")))?;
     let Server { system_identifier: system_now, timeline: timeline_now } = server;
@@ -167,7 +226,15 @@ fn ownership(row: OwnershipRow, server: Server) -> Result<Ownership, DbError> {
         last_record_digest: digest.map(RecordDigest),
         skips,
         went_back,
+        doubt: Doubt { offset: doubt_offset.map(NextOffset), before_ms },
     })
+}
+
+/// Rounded up: what was called before that moment has an id that is not younger.
+macro_rules! doubt_columns {
+    () => {
+        "doubt_offset, ceil(extract(epoch FROM doubt_before) * 1000)::bigint"
+    };
 }
 
 #[cfg(feature = "lab")]
@@ -193,13 +260,13 @@ statement! {
         group: &'a str => Text, topic: &'a str => Text, partition: i32 => Integer, owner: &'a str => Text,
         system_identifier: i64 => BigInt, timeline: i32 => Integer,
     } -> OwnershipTypes {
-        "INSERT INTO consumed_partition AS p (consumer_group, topic, partition, owner, epoch, system_identifier, timeline)
+        concat!("INSERT INTO consumed_partition AS p (consumer_group, topic, partition, owner, epoch, system_identifier, timeline)
          VALUES (:group, :topic, :partition, :owner, 1, :system_identifier, :timeline)
          ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET
              epoch = p.epoch + 1, owner = excluded.owner, updated_at = now(),
              system_identifier = coalesce(p.system_identifier, excluded.system_identifier),
              timeline = coalesce(p.timeline, excluded.timeline)
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text"
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, ", doubt_columns!())
     }
 }
 
@@ -218,12 +285,23 @@ statement! {
     Rebump<'a> {
         owner: &'a str => Text, system_identifier: i64 => BigInt, timeline: i32 => Integer, source: i32 => Integer, epoch: i64 => BigInt,
     } -> OwnershipTypes {
-        "UPDATE consumed_partition SET
+        concat!("UPDATE consumed_partition SET
              epoch = epoch + 1, owner = :owner, updated_at = now(),
              system_identifier = coalesce(system_identifier, :system_identifier),
              timeline = coalesce(timeline, :timeline)
          WHERE id = :source AND epoch = :epoch
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text"
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, ", doubt_columns!())
+    }
+}
+
+statement! {
+    StoreDoubt { offset: Option<i64> => Nullable<BigInt>, system_identifier: i64 => BigInt, timeline: i32 => Integer, source: i32 => Integer }
+    -> (Nullable<BigInt>, Nullable<BigInt>) {
+        concat!("UPDATE consumed_partition SET
+             doubt_offset = greatest(doubt_offset, :offset), doubt_before = greatest(doubt_before, now()),
+             system_identifier = :system_identifier, timeline = :timeline, updated_at = now()
+         WHERE id = :source
+         RETURNING ", doubt_columns!())
     }
 }
 

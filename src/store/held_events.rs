@@ -94,6 +94,8 @@ pub enum HeldUpdate {
         reason: HeldReason,
         /// Why, in words.
         error: String,
+        /// The provider's name for the charge, if it was learned now.
+        charge_id: Option<String>,
     },
     /// It was not started: only the due time moves.
     Later {
@@ -183,6 +185,7 @@ pub async fn update(s: &mut Session, updates: &[(i64, HeldUpdate)]) -> Result<()
         errors: changes.iter().map(|change| change.error.map(storable)).collect(),
         notes: changes.iter().map(|change| change.note).collect(),
         attempts: changes.iter().map(|change| change.attempts).collect(),
+        charge_ids: changes.iter().map(|change| change.charge_id.map(storable)).collect(),
         due_in_ms: changes.iter().map(|change| change.due_in.map(milliseconds)).collect(),
     };
     let changed = s.change("update_held", update).await?;
@@ -221,18 +224,21 @@ struct Change<'a> {
     reason: Option<HeldReason>,
     error: Option<&'a str>,
     note: Option<&'static str>,
+    charge_id: Option<&'a str>,
     attempts: i32,
     due_in: Option<Duration>,
 }
 
 fn change(update: &HeldUpdate) -> Change<'_> {
-    let once = |state| Change { state, reason: None, error: None, note: None, attempts: 1, due_in: None };
+    let once = |state| Change { state, reason: None, error: None, note: None, charge_id: None, attempts: 1, due_in: None };
     match update {
         HeldUpdate::Applied { note } => Change { note: *note, ..once(HeldState::Applied) },
         HeldUpdate::Retrying { error, reason, next_attempt_in } => {
             Change { reason: Some(*reason), error: Some(error), due_in: Some(*next_attempt_in), ..once(HeldState::Retrying) }
         }
-        HeldUpdate::Parked { reason, error } => Change { reason: Some(*reason), error: Some(error), ..once(HeldState::Parked) },
+        HeldUpdate::Parked { reason, error, charge_id } => {
+            Change { reason: Some(*reason), error: Some(error), charge_id: charge_id.as_deref(), ..once(HeldState::Parked) }
+        }
         HeldUpdate::Later { wait } => Change { attempts: 0, due_in: Some(*wait), ..once(HeldState::Retrying) },
     }
 }
@@ -339,14 +345,16 @@ statement! {
     Update<'a> {
         ids: Vec<i64> => Array<BigInt>, states: Vec<&'a str> => Array<Text>, reasons: Vec<Option<&'a str>> => Array<Nullable<Text>>,
         errors: Vec<Option<String>> => Array<Nullable<Text>>, notes: Vec<Option<&'a str>> => Array<Nullable<Text>>,
-        attempts: Vec<i32> => Array<Integer>, due_in_ms: Vec<Option<i64>> => Array<Nullable<BigInt>>,
+        charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
+        due_in_ms: Vec<Option<i64>> => Array<Nullable<BigInt>>,
     } -> () {
         "UPDATE held_event AS held SET
              state = new.state, reason = coalesce(new.reason, held.reason), error = coalesce(new.error, held.error),
              note = coalesce(new.note, held.note), attempts = held.attempts + new.attempts,
+             provider_charge_id = coalesce(new.charge_id, held.provider_charge_id),
              next_attempt_at = clock_timestamp() + new.due_in_ms * interval '1 millisecond'
-         FROM unnest(:ids, :states, :reasons, :errors, :notes, :attempts, :due_in_ms)
-              AS new (id, state, reason, error, note, attempts, due_in_ms)
+         FROM unnest(:ids, :states, :reasons, :errors, :notes, :charge_ids, :attempts, :due_in_ms)
+              AS new (id, state, reason, error, note, charge_id, attempts, due_in_ms)
          WHERE held.id = new.id"
     }
 }

@@ -141,7 +141,7 @@ fn without_any_commit_to_kafka_the_first_record_read_is_exactly_the_next() {
 /// No test waits so long.
 fn without_commits_by_the_clock(engine: EngineBuilder) -> EngineBuilder {
     let (commit, session, poll) = (2 * LIMIT, 3 * LIMIT, 4 * LIMIT);
-    let ms = |limit: Duration| i64::try_from(limit.as_millis()).unwrap();
+    let ms = |limit: Duration| i64::try_from(limit.as_millis()).expect("a limit of ours");
     engine
         .set("kafka.commit_interval_ms", ms(commit))
         .set("kafka.session_timeout_ms", ms(session))

@@ -2,36 +2,30 @@
 //! ever. To post with a new key is a second charge; to give up is a lost row. The same key brings the stored answer, and where it never
 //! comes, a person decides. R-KFK-IDEM-4.
 
-use onceward::lab::provider_stub::{Act, Reply, Rule};
+use onceward::lab::provider_stub::{Act, Rule};
 
 use crate::support::{Order, World, assert_charged_once, assert_the_books_agree, eventually_equal, stub};
 
 // CASES G07, G09, G10
 #[test]
-fn silence_reset_close_half_an_answer_and_html_all_end_as_one_charge_and_one_row() {
-    let html = Reply {
-        status: 200,
-        charge: true,
-        body: Some("<html>ok</html>".to_owned()),
-        content_type: Some("text/html".to_owned()),
-        ..Reply::default()
-    };
+fn silence_reset_close_half_an_answer_html_and_drops_all_end_as_one_charge_and_one_row() {
     let acts = [
         Act::Silence { charge: true },
         Act::Close { charge: true, reset: true },
         Act::Close { charge: true, reset: false },
         Act::HalfAnswer,
-        Act::Reply(html),
+        Act::html(),
+        Act::Drip { ms: 20 },
     ];
     let (world, stub) = (World::new(), stub());
     let orders = Order::some(acts.len());
     stub.script(orders.iter().zip(acts).map(|(order, act)| Rule::for_order(order.order_id, act).times(1)));
     world.topic.send(orders.iter().map(Order::message));
     let _engine = world.engine().provider(&stub.url()).start();
-    eventually_equal("every answer has come at last", 5, || world.database.count("SELECT count(*) FROM payment"));
+    eventually_equal("every answer has come at last", 6, || world.database.count("SELECT count(*) FROM payment"));
     assert_the_books_agree(&world, &stub, &orders);
     assert_eq!(world.database.column("SELECT DISTINCT attempts FROM payment"), ["2"]);
-    assert_eq!((stub.calls().posts, stub.calls().bodies_changed), (10, 0));
+    assert_eq!((stub.calls().posts, stub.calls().bodies_changed), (12, 0));
     assert_eq!(world.database.column("SELECT DISTINCT reason || ' ' || state FROM held_event"), ["unknown applied"]);
 }
 

@@ -21,6 +21,8 @@ use crate::support::{Order, World, assert_charged_once, eventually, eventually_e
 struct Notifications {
     /// Orders whose note cannot be written yet.
     refused: Arc<Mutex<HashSet<i64>>>,
+    /// Orders over which the program stumbles.
+    panics: HashSet<i64>,
 }
 
 impl Handler for Notifications {
@@ -40,6 +42,7 @@ impl Handler for Notifications {
         use diesel_async::RunQueryDsl as _;
         let mut outcomes = Vec::new();
         for event in events.iter().map(Claimed::event) {
+            assert!(!self.panics.contains(&event.order_id), "stumbled over order {}", event.order_id);
             if self.refused.lock().expect("nobody panics").contains(&event.order_id) {
                 outcomes.push(Outcome::Retry { error: "not yet".to_owned(), wait: None });
                 continue;
@@ -117,7 +120,7 @@ fn an_event_that_a_handler_wants_to_be_tried_again_is_held_tried_again_and_appli
     let refused = Arc::new(Mutex::new(HashSet::from([orders[0].order_id])));
     world.topic.send(orders.iter().map(|order| order.message().partition(0)));
     let config = world.engine().set("admin.listen", "127.0.0.1:0").load();
-    let inside = Inside::start(config, Notifications { refused: Arc::clone(&refused) });
+    let inside = Inside::start(config, Notifications { refused: Arc::clone(&refused), ..Notifications::default() });
     let notified = || world.database.count("SELECT count(*) FROM notification");
     eventually_equal("the others are applied", 9, notified);
     eventually_equal("the frontier moves on", 0, || world.topic.lag(&world.group));
@@ -129,6 +132,24 @@ fn an_event_that_a_handler_wants_to_be_tried_again_is_held_tried_again_and_appli
     eventually_equal("it is applied", 10, notified);
     assert_eq!(world.database.column("SELECT state FROM held_event"), ["applied"]);
     assert_eq!(world.database.count("SELECT count(DISTINCT event_id) FROM notification"), 10);
+    inside.stop().expect("it ends in order");
+}
+
+// CASES C01
+#[test]
+fn an_event_over_which_the_handler_panics_is_held_and_the_others_of_its_batch_are_applied() {
+    let world = World::with_partitions(1);
+    world.database.execute(TABLE);
+    let orders = Order::some(40);
+    world.topic.send(orders.iter().map(|order| order.message().partition(0)));
+    let config = world.engine().set("admin.listen", "127.0.0.1:0").load();
+    let panics = [5, 20, 21].map(|place: usize| orders[place].order_id).into();
+    let inside = Inside::start(config, Notifications { panics, ..Notifications::default() });
+    eventually_equal("the frontier has passed all", 0, || world.topic.lag(&world.group));
+    let held = "SELECT source_offset || ' ' || reason || ' ' || state || ' ' || owns_claim FROM held_event ORDER BY source_offset";
+    assert_eq!(world.database.column(held), [5, 20, 21].map(|offset| format!("{offset} refused parked true")));
+    assert_eq!(world.database.count("SELECT count(DISTINCT event_id) FROM notification"), 37);
+    assert_eq!(world.database.count("SELECT count(*) FROM notification"), 37);
     inside.stop().expect("it ends in order");
 }
 

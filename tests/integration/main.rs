@@ -1,5 +1,6 @@
 //! Tests on a real Kafka and a real PostgreSQL; `scripts/test` starts both. Each file is a chapter, each test a sentence.
 
+mod a_breaker_stands_before_the_provider;
 mod a_crash_around_the_charge_leaves_one_charge;
 mod a_database_that_is_away_is_waited_for;
 mod a_duplicate_delivery_applies_once;
@@ -21,9 +22,11 @@ mod every_refusal_of_the_provider_has_its_consequence;
 mod five_processes_start_at_once;
 mod never_more_than_partition_concurrency_transactions_are_open;
 mod nobody_is_called_who_may_have_paid_already;
+mod one_refused_row_costs_only_its_own_event;
 mod poison_is_held_and_the_partition_moves_on;
 mod sigterm_under_load_ends_in_order;
 mod support;
+mod the_database_went_back_in_time;
 mod the_death_of_a_part_loses_nothing;
 mod the_documents_name_what_exists;
 mod the_first_event_of_a_batch_fails_and_the_rest_commit;

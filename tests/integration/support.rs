@@ -26,7 +26,7 @@ use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
-pub use database::{Database, Session};
+pub use database::{Backup, Database, Session};
 pub use engine::{Engine, EngineBuilder, get};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;

@@ -136,6 +136,12 @@ fn one_poison_record_that_is_not_held_does_not_add_up() {
     let line = format!("{{\"partition\":{},\"offset\":{},\"fault\":\"undecodable\"}}\n", sent[0].0, sent[0].1);
     let mut log = fs::OpenOptions::new().append(true).open(run.log()).expect("the log");
     log.write_all(line.as_bytes()).expect("a line");
+    let (code, numbers, said) = run.audit();
+    assert_eq!((code, &numbers["lost"]), (1, &json!(0)), "{said}");
+    assert!(said.contains("1 not read yet by the group"), "it stands beyond the frontier: {said}");
+
+    let past = format!("UPDATE consumed_partition SET next_offset = {} WHERE partition = 0", sent[0].1 + 1);
+    run.world.database.execute(&past);
     let (code, _, said) = run.audit();
     assert_eq!(code, 1, "{said}");
     assert!(said.contains(&format!("no event, and not held: partition 0 offset {}", sent[0].1)), "{said}");

@@ -260,7 +260,7 @@ fn no_message_and_no_rendering_holds_a_secret() {
     for text in [config.show(), format!("{config:?}")] {
         assert!(!text.contains("hunter"), "{text}");
     }
-    assert!(config.show().contains("url = \"postgres://bill@db:5432/money\""), "{}", config.show());
+    assert!(config.show().contains("url = \"postgres://bill:***@db:5432/money\""), "{}", config.show());
     assert!(config.show().contains("token = \"[redacted]\""));
 }
 
@@ -290,6 +290,7 @@ fn the_order_of_the_time_limits_is_kept_or_the_start_is_refused() {
         ("[database]\nconnect_timeout_ms = 20_000", "kafka.session_timeout_ms"),
         ("[provider]\nkey_life_margin_ms = 10_000", "provider.key_life_margin_ms"),
         ("[retry]\nmax_age_ms = 82_800_000", "provider.key_life_ms"),
+        ("[provider]\nquery_settle_ms = 21_600_000", "retry.max_age_ms"),
         ("[retry]\nmax_age_ms = 600_000", "retry.max_age_ms"),
         ("[retry]\nbackoff_min_ms = 600_001", "retry.backoff_min_ms"),
         ("[retention]\nretention_ms = 86_399_999", "retention.retention_ms"),

@@ -37,7 +37,7 @@ const TOPIC: &str = "orders.confirmed";
 /// What the engine has to say.
 const ENGINE_LOG: &str = "engine.log";
 /// The producer's log.
-const PRODUCED: &str = "produced.jsonl";
+pub const PRODUCED: &str = "produced.jsonl";
 
 /// All of it.
 pub struct Stage {
@@ -186,9 +186,14 @@ listen = {:?}
         Ok(self.column(open)?.len())
     }
 
+    /// Its database, for psql.
+    pub fn database_url(&self) -> String {
+        self.postgres.url("onceward")
+    }
+
     /// The first column of a query's rows.
     pub fn column(&self, sql: &str) -> Result<Vec<String>> {
-        let rows = postgres::query(&self.postgres.url("onceward"), sql)?;
+        let rows = postgres::query(&self.database_url(), sql)?;
         Ok(rows.into_iter().map(|mut row| row.swap_remove(0).unwrap_or_default()).collect())
     }
 

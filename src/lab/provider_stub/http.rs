@@ -4,6 +4,7 @@
 //! connection. Invariant: a head is at most [`MAX_HEAD`] bytes, a body at most [`MAX_BODY`].
 
 use std::io;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -92,6 +93,15 @@ impl Connection {
         let half = bytes.len() - response.body.len().div_ceil(2);
         // The client may be gone already; then it got even less than half.
         let _ = self.stream.write_all(&bytes[..half]).await;
+    }
+
+    /// Sends the answer byte by byte, for as long as the client listens.
+    pub(super) async fn drip(mut self, response: &Response, pause: Duration) -> Option<Self> {
+        for byte in response.bytes() {
+            tokio::time::sleep(pause).await;
+            self.stream.write_all(&[byte]).await.ok()?;
+        }
+        (!self.last).then_some(self)
     }
 
     /// Waits until the client gives up.
@@ -202,10 +212,17 @@ impl From<&Reply> for Response {
         if let Some(content_type) = &reply.content_type {
             response.content_type.clone_from(content_type);
         }
-        response.retry_after.clone_from(&reply.retry_after);
+        response.retry_after = reply.retry_after.clone().or_else(|| reply.retry_after_date_s.map(http_date));
         response.location.clone_from(&reply.location);
         response
     }
+}
+
+/// The date so many seconds from now.
+fn http_date(seconds: i64) -> String {
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    let now = SystemTime::now();
+    httpdate::fmt_http_date(if seconds < 0 { now - distance } else { now + distance })
 }
 
 fn parse_head(head: &[u8]) -> io::Result<Request> {

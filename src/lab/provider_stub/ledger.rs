@@ -139,8 +139,10 @@ impl Ledger {
         self.working.remove(key);
     }
 
-    pub(super) fn stored(&self, key: &str, now: Instant) -> Option<Response> {
-        self.remembered(key, now).map(|known| known.answer.clone())
+    /// What a look-up finds: a charge for ever, another stored answer as long as its key.
+    pub(super) fn find(&self, key: &str, now: Instant) -> Option<Response> {
+        let charged = self.entries.iter().find(|entry| entry.idempotency_key == key && entry.status == LedgerStatus::Charged);
+        charged.and_then(charge_again).or_else(|| self.remembered(key, now).map(|known| known.answer.clone()))
     }
 
     pub(super) fn entries(&self) -> Vec<LedgerEntry> {
@@ -215,6 +217,19 @@ impl Ledger {
         let alive = |known: &&Remembered| self.key_life.is_none_or(|life| now.duration_since(known.since) < life);
         self.keys.get(key).filter(alive)
     }
+}
+
+/// The answer with which an entry was booked.
+fn charge_again(entry: &LedgerEntry) -> Option<Response> {
+    let amount = RawValue::from_string(entry.amount.clone()).ok()?;
+    Some(Response::json(&Charge {
+        id: entry.charge_id.as_deref()?,
+        status: "succeeded",
+        order_id: entry.order_id,
+        amount: &amount,
+        currency: &entry.currency,
+        idempotency_key: &entry.idempotency_key,
+    }))
 }
 
 pub(super) fn order_id(body: &[u8]) -> Option<i64> {

@@ -78,6 +78,11 @@ pub enum Act {
     },
     /// Charges, sends the first half of the answer and closes.
     HalfAnswer,
+    /// Charges and sends the answer byte by byte: no read is ever idle for long, and the whole never comes.
+    Drip {
+        /// Milliseconds between two bytes.
+        ms: u64,
+    },
     /// Charges, answers, and closes the connection that the client believes to be kept alive.
     AnswerThenClose,
     /// 409, as if the key were being worked on.
@@ -92,9 +97,12 @@ pub enum Act {
 pub struct Reply {
     /// The status code.
     pub status: u16,
-    /// `Retry-After`, in any form.
+    /// `Retry-After`, as it stands: seconds, a date, or nonsense.
     #[serde(default)]
     pub retry_after: Option<String>,
+    /// `Retry-After` as the HTTP date so many seconds from the answer; negative is in the past.
+    #[serde(default)]
+    pub retry_after_date_s: Option<i64>,
     /// `Location`, for redirects.
     #[serde(default)]
     pub location: Option<String>,
@@ -162,6 +170,19 @@ impl Act {
     #[must_use]
     pub fn status(status: u16) -> Self {
         Self::Reply(Reply { status, ..Reply::default() })
+    }
+
+    /// What a proxy says that has lost its way: 200 and a page, though the charge was made.
+    #[must_use]
+    pub fn html() -> Self {
+        let (content_type, body) = (Some("text/html".to_owned()), Some("<html><body>Welcome</body></html>".to_owned()));
+        Self::Reply(Reply { status: 200, charge: true, content_type, body, ..Reply::default() })
+    }
+
+    /// 302 to another place of the stub, with nothing charged.
+    #[must_use]
+    pub fn redirect() -> Self {
+        Self::Reply(Reply { status: 302, location: Some("/v1/charges?idempotency_key=elsewhere".to_owned()), ..Reply::default() })
     }
 
     /// 429 or 503 with `Retry-After`.
@@ -265,11 +286,14 @@ mod tests {
             {"when": {"share_per_mille": 50, "seed": 7}, "limit_per_key": 1, "act": {"close": {"charge": true}}},
             {"when": {"nth": 5}, "act": "hold"},
             {"limit": 2, "act": {"delay": {"ms": 20}}},
-            {"when": {"order_id": 3}, "act": {"reply": {"status": 503, "retry_after": "2"}}}
+            {"when": {"order_id": 3}, "act": {"reply": {"status": 503, "retry_after": "2"}}},
+            {"act": {"drip": {"ms": 9}}},
+            {"act": {"reply": {"status": 429, "retry_after_date_s": -5}}}
         ]"#;
         let rules: Vec<Rule> = serde_json::from_str(json).unwrap();
         assert_eq!(rules[0], Rule::for_share(50, 7, Act::Close { charge: true, reset: false }));
         assert_eq!(rules[3], Rule::for_order(3, Act::busy(503, "2")));
+        assert_eq!(rules[4].act, Act::Drip { ms: 9 });
         for wrong in [r#"{"act": "explode"}"#, r#"{"act": "hold", "limits": 1}"#, r#"{"when": {"nht": 1}, "act": "hold"}"#] {
             assert!(serde_json::from_str::<Rule>(wrong).is_err(), "{wrong}");
         }

@@ -32,6 +32,14 @@ pub(super) struct State {
     pub(super) connections_to_drop: u64,
     /// Keys in the order of their posts.
     pub(super) journal: Vec<String>,
+    /// Look-ups find nothing.
+    pub(super) blind: bool,
+}
+
+impl State {
+    fn find(&self, key: &str) -> Option<Response> {
+        if self.blind { None } else { self.ledger.find(key, Instant::now()) }
+    }
 }
 
 pub(super) async fn accept(listener: StdListener, shared: Arc<Shared>, mut stopped: oneshot::Receiver<()>) {
@@ -114,6 +122,7 @@ async fn charge(connection: Connection, shared: &Shared, request: &Request) -> O
             connection.answer_half(&shared.book(request, None)).await;
             None
         }
+        Act::Drip { ms } => connection.drip(&shared.book(request, None), Duration::from_millis(ms)).await,
         Act::AnswerThenClose => {
             drop(connection.answer(&shared.book(request, None)).await);
             None
@@ -156,8 +165,13 @@ impl Drop for OpenCall<'_> {
 
 impl Shared {
     pub(super) fn new(rules: Vec<Rule>, key_life: Option<Duration>) -> Self {
-        let state =
-            State { ledger: Ledger::new(key_life), script: Script::new(rules), connections_to_drop: 0, journal: Vec::new() };
+        let state = State {
+            ledger: Ledger::new(key_life),
+            script: Script::new(rules),
+            connections_to_drop: 0,
+            journal: Vec::new(),
+            blind: false,
+        };
         Self { state: Mutex::new(state), calls: watch::Sender::default(), released: watch::Sender::default() }
     }
 
@@ -227,7 +241,7 @@ impl Shared {
         match (request.method.as_str(), request.path.as_str()) {
             ("GET", "/v1/charges") => {
                 self.count(|calls| calls.look_ups += 1);
-                let found = request.query("idempotency_key").and_then(|key| self.state().ledger.stored(&key, Instant::now()));
+                let found = request.query("idempotency_key").and_then(|key| self.state().find(&key));
                 found.unwrap_or_else(|| Response::error(404, "invalid_request_error", "resource_missing", "no such key"))
             }
             ("GET", "/v1/ledger") => Response::json_lines(&self.state().ledger.entries()),

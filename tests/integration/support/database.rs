@@ -6,13 +6,16 @@ use onceward::lab::postgres::{Options, Postgres};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use super::engine::run_onceward;
-use super::{block_on, server};
+use super::{block_on, eventually, server};
 
 /// A database.
 pub struct Database {
     url: String,
     session: Mutex<Option<Session>>,
 }
+
+/// A database as it was once.
+pub struct Backup(String);
 
 /// One connection, for what a single statement cannot do: open transactions, locks.
 pub struct Session(Client);
@@ -88,6 +91,36 @@ impl Database {
         let rows = session.rows(sql);
         *kept = Some(session);
         rows
+    }
+
+    /// A copy of it as it is now. Whoever is connected to it is thrown out.
+    pub fn backup(&self) -> Backup {
+        let (server, name) = (self.server(), self.name());
+        let backup = format!("{name}_b");
+        let throw_out = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'");
+        let copy = format!("CREATE DATABASE \"{backup}\" TEMPLATE \"{name}\"");
+        eventually("the database is copied while nobody is connected", || {
+            server.rows(&throw_out);
+            server.try_rows(&copy).is_ok()
+        });
+        Backup(backup)
+    }
+
+    /// Puts the copy in its place. Whoever is connected is thrown out, and everything since the copy is lost.
+    pub fn restore(&self, backup: &Backup) {
+        let (server, name) = (self.server(), self.name());
+        server.rows(&format!("DROP DATABASE \"{name}\" WITH (FORCE)"));
+        server.rows(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{}\"", backup.0));
+    }
+
+    fn name(&self) -> &str {
+        self.url.rsplit('/').next().expect("a URL ends with the database")
+    }
+
+    /// A connection to another database of the same server.
+    fn server(&self) -> Session {
+        let (address, _) = self.url.rsplit_once('/').expect("a URL with a database");
+        Session::open(&format!("{address}/postgres")).expect("the server answers")
     }
 
     /// Whether the server answers at all.

@@ -17,7 +17,7 @@ use super::{Db, committed, ids, own};
 const DIGEST: EventDigest = EventDigest::new(1, 0xabc << 8);
 
 fn attempt(event_id: Uuid, body: &str) -> NewAttempt {
-    NewAttempt { event_id, digest: DIGEST, body: body.as_bytes().to_vec() }
+    NewAttempt { event_id, digest: DIGEST, body: body.as_bytes().to_vec(), in_doubt: false }
 }
 
 fn begun(event_id: Uuid, body: &str) -> BegunAttempt {
@@ -80,6 +80,7 @@ async fn opening_tells_what_is_known_of_the_events_wherever_it_is_known() {
         digest: DIGEST,
         body: Some(body.as_bytes().to_vec()),
         first_attempt_age: known.first_attempt_age,
+        last_attempt_age: known.last_attempt_age,
         unknown_answers,
         answer: None,
         provider_charge_id: None,
@@ -89,6 +90,7 @@ async fn opening_tells_what_is_known_of_the_events_wherever_it_is_known() {
     assert_eq!(*second, known(both, "older", 2, second), "the earliest time and its content, all unknown answers");
     let an_hour = Duration::from_secs(3_600)..Duration::from_secs(3_660);
     assert!(an_hour.contains(&first.first_attempt_age) && an_hour.contains(&second.first_attempt_age));
+    assert!(second.last_attempt_age < Duration::from_secs(60), "the latest time of all");
 
     let again = open(&mut s, here, epoch, &batch).await.unwrap().unwrap();
     assert_eq!(again.attempts.len(), 2, "the owner's own earlier batch is no news to it");
@@ -223,4 +225,38 @@ async fn a_batch_that_settles_while_its_attempts_are_converted_leaves_none_of_wh
         assert_eq!(left(&outsider).await, []);
         assert_eq!(in_flight(&outsider).await, 0);
     }
+}
+
+// CASES G03
+#[tokio::test]
+async fn an_event_in_doubt_has_an_attempt_as_old_as_its_id_before_anybody_is_called() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.attempts.get().await.unwrap();
+    let outsider = db.outsider().await;
+    let (source, epoch) = own(&mut s, 0).await;
+    let [now, paid, asked, refused] = ids();
+    let old = Uuid::from_u128(now.as_u128() - (7_200_000 << 80));
+    let ahead = Uuid::from_u128(now.as_u128() + (7_200_000 << 80));
+    committed(&mut s, async |s| insert(s, &[payment(paid, "1.00", "EUR")]).await).await;
+    let definite = BegunAttempt { unknown_answers: 0, ..begun(refused, "stored") };
+    committed(&mut s, async |s| settle(s, source, &[begun(asked, "stored"), definite], &[]).await).await;
+    let doubted = [old, ahead, paid, asked, refused].map(|id| NewAttempt { in_doubt: true, ..attempt(id, "now") });
+    let opened = open(&mut s, source, epoch, &doubted).await.unwrap().unwrap();
+    assert_eq!(opened.payments, [payment(paid, "1.00", "EUR")]);
+    let known: Vec<_> = opened.attempts.iter().map(|known| (known.event_id, known.body.clone(), known.unknown_answers)).collect();
+    let stored = Some(b"stored".to_vec());
+    let expected = [(old, None, 1), (asked, stored.clone(), 1), (refused, stored, 1), (ahead, None, 1)];
+    assert_eq!(known, expected, "the bytes stay, and no refusal is the last word");
+    let ages: Vec<u64> = opened.attempts.iter().map(|known| known.first_attempt_age.as_secs() / 60).collect();
+    assert_eq!(ages, [120, 0, 0, 0], "as old as the id, and never younger than now");
+    assert!(opened.attempts.iter().all(|known| known.last_attempt_age < Duration::from_secs(60)), "nobody knows when it was last");
+    assert_eq!(left(&outsider).await.len(), 4, "durable");
+
+    let (_, next) = own(&mut s, 0).await;
+    let [fresh] = ids();
+    let stale = NewAttempt { in_doubt: true, ..attempt(fresh, "now") };
+    assert_eq!(open(&mut s, source, epoch, std::slice::from_ref(&stale)).await.unwrap(), None);
+    assert_eq!(left(&outsider).await.len(), 4, "a stale owner doubts nothing");
+    open(&mut s, source, next, &[stale]).await.unwrap().unwrap();
+    assert_eq!(left(&outsider).await.len(), 5);
 }

@@ -2,7 +2,7 @@
 
 use futures_util::future::join;
 use onceward::record::{Epoch, NextOffset, RecordDigest};
-use onceward::store::consumed_partitions::{Fence, advance, bump, fence, has_rows, rebump};
+use onceward::store::consumed_partitions::{Fence, advance, bump, doubt, fence, has_rows, rebump};
 use onceward::store::{ErrorClass, Settings, Store, retention};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -129,4 +129,19 @@ async fn an_ordinary_role_may_ask_which_server_this_is() {
     let url = format!("{}?options=-c%20role%3D{role}", db.url());
     let plain = Store::connect(&super::settings(url), 1).unwrap();
     own(&mut plain.control.get().await.unwrap(), 0).await;
+}
+
+#[tokio::test]
+async fn a_doubt_only_grows_and_the_server_is_known_from_then_on() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.control.get().await.unwrap();
+    let (source, epoch) = own(&mut s, 0).await;
+    db.outsider().await.batch_execute("UPDATE consumed_partition SET timeline = timeline + 8").await.unwrap();
+    let first = committed(&mut s, async |s| doubt(s, source, Some(NextOffset(40))).await).await;
+    let second = committed(&mut s, async |s| doubt(s, source, Some(NextOffset(30))).await).await;
+    let third = committed(&mut s, async |s| doubt(s, source, None).await).await;
+    assert_eq!([first, second, third].map(|doubt| doubt.offset), [Some(NextOffset(40)); 3]);
+    assert!(first.before_ms <= second.before_ms && second.before_ms <= third.before_ms && first.before_ms.is_some());
+    let next = rebump(&mut s, source, epoch, "next").await.unwrap().expect("ours");
+    assert_eq!((next.doubt, next.went_back), (third, None));
 }
