@@ -117,7 +117,7 @@ impl Status {
     }
 
     /// Why it waits, or that it goes on.
-    pub fn paused(&self, partition: i32, epoch: Epoch, reason: Option<String>) {
+    pub fn partition_paused(&self, partition: i32, epoch: Epoch, reason: Option<String>) {
         self.change(partition, epoch, |known| {
             if known.paused.is_some() && reason.is_none() {
                 known.progressed = Instant::now();
@@ -331,9 +331,9 @@ mod tests {
         status.end(3, NextOffset(13));
         assert!(!stuck().is_empty(), "more of it is no progress");
 
-        status.paused(3, Epoch(1), Some("the database is away".to_owned()));
+        status.partition_paused(3, Epoch(1), Some("the database is away".to_owned()));
         assert!(stuck().is_empty(), "a restart would not bring the database back");
-        status.paused(3, Epoch(1), None);
+        status.partition_paused(3, Epoch(1), None);
         assert!(stuck().is_empty(), "it has only just gone on");
         long_ago(&status);
         status.frontier(3, Epoch(1), NextOffset(11));

@@ -189,7 +189,7 @@ impl<H: Business> PartitionActor<H> {
         if self.paused != pause.is_some() {
             self.paused = pause.is_some();
             let reason = pause.as_ref().map(|(_, reason)| reason.clone());
-            engine.status.change(self.partition, self.epoch, |known| known.paused = reason);
+            engine.status.partition_paused(self.partition, self.epoch, reason);
         }
         let Some((wait, _)) = pause else { return false };
         self.wake(wait, ctx);
@@ -247,7 +247,7 @@ impl<H: Business> PartitionActor<H> {
         let now = Instant::now();
         self.outages = 0;
         let waits = settled.wait.map(|_| "the provider wants to be left alone for a while".to_owned());
-        self.workers.engine().status.paused(self.partition, self.epoch, waits);
+        self.workers.engine().status.partition_paused(self.partition, self.epoch, waits);
         if let Some(frontier) = settled.frontier {
             self.window.settle(&settled.given_back);
             assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
@@ -287,7 +287,7 @@ impl<H: Business> PartitionActor<H> {
         }
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
         let reason = again.error;
-        self.workers.engine().status.paused(self.partition, self.epoch, Some(reason));
+        self.workers.engine().status.partition_paused(self.partition, self.epoch, Some(reason));
         self.state = State::Busy;
         let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);

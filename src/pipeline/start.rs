@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn kafka_ahead_of_the_database_starts_where_the_database_stands() {
-        assert_eq!(resolve(&known(Some(31), Some(30))), Ok(NextOffset(30)));
+        assert_eq!(base(&known(Some(31), Some(30))), Ok(NextOffset(30)));
     }
 
     #[test]
