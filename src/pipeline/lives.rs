@@ -5,13 +5,13 @@
 //! Invariant: a start of a partition has a number, and whatever names an earlier one finds nothing.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use actix::prelude::*;
 
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::pipeline::partition::PartitionActor;
-use crate::pipeline::takeover::{Takeover, Wrote};
+use crate::pipeline::takeover::Takeover;
 use crate::record::{Epoch, NextOffset, SourceId};
 
 /// Why a PartitionActor ended by itself.
@@ -62,6 +62,32 @@ pub struct Owned<H: Business> {
     pub stop: StopFlag,
     /// Where it started last, and how often an actor has died since it last got further.
     deaths: (NextOffset, u32),
+}
+
+/// The frontier that this process wrote last, since the partition was assigned. It outlives the actors, and tells whether the database
+/// went back in time between two of them.
+#[derive(Clone, Debug, Default)]
+pub struct Wrote(Arc<Mutex<Option<NextOffset>>>);
+
+impl Wrote {
+    /// What was written last, if anything.
+    #[must_use]
+    pub fn last(&self) -> Option<NextOffset> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has been written.
+    pub fn note(&self, frontier: NextOffset) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(frontier);
+    }
+}
+
+impl Positioned {
+    /// The first record to be read.
+    #[must_use]
+    pub fn reads_from(&self) -> NextOffset {
+        self.witness.map_or(self.base, |witness| NextOffset(witness.offset.0))
+    }
 }
 
 /// Where a partition stands.

@@ -6,7 +6,7 @@
 //! Invariant: Kafka's committed offset is read after the bump, so that whatever an earlier owner settled is in what we read of both.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
@@ -18,6 +18,7 @@ use crate::metrics::{self, Phase};
 use crate::pipeline::broker::{Log, ask, log_ends, read_logs};
 use crate::pipeline::client::Client;
 use crate::pipeline::dedup::{Engine, Written};
+use crate::pipeline::lives::Wrote;
 use crate::pipeline::start::{self, Beginning, Known, Refusal};
 use crate::pipeline::window::Witness;
 use crate::pipeline::workers::Workers;
@@ -80,32 +81,6 @@ pub struct Positioned {
     pub doubt: Doubt,
     /// Where the frontier is noted for whoever comes after this actor.
     pub wrote: Wrote,
-}
-
-/// The frontier that this process wrote last, since the partition was assigned. It outlives the actors, and tells whether the database
-/// went back in time between two of them.
-#[derive(Clone, Debug, Default)]
-pub struct Wrote(Arc<Mutex<Option<NextOffset>>>);
-
-impl Wrote {
-    /// What was written last, if anything.
-    #[must_use]
-    pub fn last(&self) -> Option<NextOffset> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// It has been written.
-    pub fn note(&self, frontier: NextOffset) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(frontier);
-    }
-}
-
-impl Positioned {
-    /// The first record to be read.
-    #[must_use]
-    pub fn reads_from(&self) -> NextOffset {
-        self.witness.map_or(self.base, |witness| NextOffset(witness.offset.0))
-    }
 }
 
 /// What has become of takeovers.
