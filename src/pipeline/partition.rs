@@ -5,7 +5,7 @@
 //!
 //! Invariant: one batch is in flight, be it of the window or of held events, and nothing starts once the stop flag is raised.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
