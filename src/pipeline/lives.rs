@@ -82,14 +82,6 @@ impl Wrote {
     }
 }
 
-impl Positioned {
-    /// The first record to be read.
-    #[must_use]
-    pub fn reads_from(&self) -> NextOffset {
-        self.witness.map_or(self.base, |witness| NextOffset(witness.offset.0))
-    }
-}
-
 /// Where a partition stands.
 #[derive(Debug)]
 pub enum Life<H: Business> {

@@ -83,6 +83,14 @@ pub struct Positioned {
     pub wrote: Wrote,
 }
 
+impl Positioned {
+    /// The first record to be read.
+    #[must_use]
+    pub fn reads_from(&self) -> NextOffset {
+        self.witness.map_or(self.base, |witness| NextOffset(witness.offset.0))
+    }
+}
+
 /// What has become of takeovers.
 #[derive(Debug, Default)]
 pub struct Taken {
