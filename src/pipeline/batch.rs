@@ -457,7 +457,7 @@ mod tests {
         let window = window(&[&[1, 1], &[1, 1], &[1, 2], &[2, 1]]);
         let mut batch = passing_over(&window, Skips::new(vec![(0, 1), (3, 4)]));
         assert_eq!(batch.claims(None).iter().map(|row| row.offset).collect::<Vec<_>>(), [Offset(1)]);
-        assert_eq!(batch.take_claimed().len(), 1);
+        assert_eq!(batch.take_claimed(&Doubt::default()).len(), 1);
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.given_back(), []);
         assert_eq!(batch.counts(), Counts { applied: 1, held: 1, skipped: 2, ..Counts::default() });
