@@ -202,7 +202,9 @@ fn read_logs(kafka: &KafkaConfig) -> anyhow::Result<BTreeMap<i32, Log>> {
     let metadata = client.fetch_metadata(Some(&kafka.topic), PATIENCE).context("the broker does not answer; see kafka.brokers")?;
     let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic).context("the topic does not exist")?;
     let mut wanted = TopicPartitionList::new();
-    topic.partitions().iter().for_each(|partition| drop(wanted.add_partition(&kafka.topic, partition.id())));
+    for partition in topic.partitions() {
+        wanted.add_partition(&kafka.topic, partition.id());
+    }
     let committed = client.committed_offsets(wanted, PATIENCE).context("the broker does not tell the group's offsets")?;
     let mut logs = BTreeMap::new();
     for element in committed.elements() {
