@@ -88,6 +88,7 @@ impl Admin {
             "not_ready": red.into_iter().map(|(latch, reason)| (latch.to_owned(), Value::from(reason))).collect::<serde_json::Map<_, _>>(),
             "paused": snapshot.paused,
             "partitions": snapshot.partitions.iter().map(|(number, partition)| partition_json(*number, partition)).collect::<Vec<_>>(),
+            "held_requests": snapshot.held_requests,
             "held": snapshot.held.iter().map(held).collect::<Vec<_>>(),
         })
     }
@@ -104,6 +105,7 @@ fn partition_json(number: i32, partition: &PartitionStatus) -> Value {
         "frontier": partition.frontier.map(|next| next.0),
         "committed": partition.committed.map(|next| next.0),
         "end": partition.end.map(|next| next.0),
+        "held_open": partition.held_open,
         "paused": partition.paused,
         "stopped": partition.stopped,
     })

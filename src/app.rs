@@ -26,6 +26,7 @@ use crate::pipeline::dedup::Engine;
 use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::payment::PaymentActor;
 use crate::pipeline::poll::PollThread;
+use crate::pipeline::relay::Relay;
 use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
 use crate::pipeline::takeover::Rules;
 use crate::pipeline::window::Buffer;
@@ -33,7 +34,7 @@ use crate::pipeline::workers::Workers;
 use crate::provider::{self, Breaker, Client, Profile};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
-use crate::store::{self, Store, attempts, held_events, retention};
+use crate::store::{self, Store, attempts, held_events, held_requests, retention};
 
 /// The wait between two tries while the database or the broker is away at the start.
 const RETRY: Duration = Duration::from_millis(500);
@@ -111,6 +112,9 @@ async fn serve_until<H: Handler>(
     say_start(&config, floor);
 
     let Started { supervisor, engine } = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
+    if config.held.dead_letters {
+        actix::spawn(relay(&config, store.clone()).run());
+    }
     actix::spawn(upkeep(config.clone(), engine, readiness.clone()));
 
     tokio::select! {
@@ -287,6 +291,7 @@ fn start<H: Handler>(
             backoff_min: config.retry.backoff_min,
             backoff_max: config.retry.backoff_max,
         },
+        held_max_open: config.held.max_open,
         future_skew: config.retention.future_skew,
         days: Days::default(),
         status: status.clone(),
@@ -306,6 +311,11 @@ fn start<H: Handler>(
         fatal: fatal.clone(),
     };
     Ok(Started { supervisor: Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine })
+}
+
+fn relay(config: &Config, store: Store) -> Relay {
+    let (topic, group) = (config.kafka.topic.clone(), config.kafka.group.clone());
+    Relay { store, client: config.kafka.kafka_producer_config(), topic, group, owner: owner(), producer: None }
 }
 
 /// Who we are, for people who look at `consumed_partition`.
@@ -340,7 +350,9 @@ async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: R
 
 async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days: bool) -> Result<(), store::DbError> {
     let mut session = store.control.get().await?;
-    status.held(held_events::counts(&mut session, &config.kafka.group, &config.kafka.topic).await?);
+    let (group, topic) = (&config.kafka.group, &config.kafka.topic);
+    let held = held_events::counts(&mut session, group, topic).await?;
+    status.held(held, held_requests::count(&mut session, group, topic).await?);
     // What an owner that never came back has left open: older than any transaction can be.
     attempts::convert_stale(&mut session, config.database.transaction_budget).await?;
     if make_days {

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use self::verdict::Verdict;
 use crate::event::{self, OrderConfirmed};
-use crate::handler::{BatchContext, Claimed, Handler, Outcome, Pause, Rejection};
+use crate::handler::{BatchContext, Claimed, Event, Found, Handler, Outcome, Pause, Rejection};
 use crate::pipeline::payment::{Called, Charge, ChargeBatch, Kept, PaymentActor};
 use crate::provider::{Breaker, Profile};
 use crate::record::{Record, SourceId};
@@ -110,6 +110,18 @@ impl Handler for Billing {
         }
         Ok(verdict::refused(ctx.answers.get(event.event().event_id), error))
     }
+
+    /// The attempt's row tells it: with a charge the payment is written from it and nobody is asked, without one it is as if nobody had.
+    async fn resolve(&self, tx: &mut Session, event: &OrderConfirmed, found: &Found) -> Result<(), DbError> {
+        match found {
+            Found::Happened(charge) => attempts::note_charge(tx, event.event_id, event.digest(), verdict::CHARGED, charge).await,
+            Found::NotHappened => attempts::forget(tx, &[event.event_id]).await,
+        }
+    }
+
+    async fn may_have_happened(&self, tx: &mut Session, event: &OrderConfirmed) -> Result<bool, DbError> {
+        attempts::is_in_doubt(tx, event.event_id).await
+    }
 }
 
 impl Provider {
@@ -126,6 +138,8 @@ impl Provider {
         let events: Vec<&OrderConfirmed> = claimed.iter().map(Claimed::event).collect();
         let events = &events[..];
         let mut verdicts = self.judge(ctx, events, opened);
+        let sequences: Vec<i64> = claimed.iter().map(|claimed| claimed.sequence().number()).collect();
+        verdict::stand_behind(&mut verdicts, &sequences);
         self.call(ctx, &mut verdicts).await;
 
         let rows = events.iter().zip(&verdicts).map(|(event, verdict)| verdict.payment_row(event)).collect();

@@ -7,6 +7,7 @@
 
 mod audit;
 mod check;
+mod held;
 mod offsets;
 mod produce;
 
@@ -21,6 +22,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use self::audit::Audit;
+use self::held::Held;
 use self::offsets::Offsets;
 use self::produce::Produce;
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
@@ -56,6 +58,10 @@ enum Command {
     ///
     /// Ends with exit code 1 when something is lost or was charged twice.
     Audit(Audit),
+    /// Lists and shows held events, and asks for them to be tried again, given up, or resolved.
+    ///
+    /// Ends with exit code 1 when an event that was named cannot be asked for.
+    Held(Held),
     /// Runs a payment provider that misbehaves on request and keeps an honest ledger, in memory.
     #[cfg(feature = "lab")]
     ProviderStub(crate::lab::provider_stub::Args),
@@ -131,6 +137,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Check(Check { show_config: false }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?),
         Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
+        Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
         Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
         #[cfg(feature = "lab")]
         Command::ProviderStub(arguments) => {
@@ -177,6 +184,12 @@ fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
     let (report, text) = runtime()?.block_on(arguments.run(config)).with_context(|| database_of(config))?;
     say(&text)?;
     if report.adds_up() { Ok(()) } else { Err(Failure::Said) }
+}
+
+fn held(config: &Config, arguments: &Held, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
+    let (text, all_taken) = runtime()?.block_on(arguments.run(config, environment))?;
+    say(&text)?;
+    if all_taken { Ok(()) } else { Err(Failure::Said) }
 }
 
 #[cfg(feature = "lab")]

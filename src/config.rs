@@ -131,6 +131,14 @@ settings! {
         backoff_max: Duration = Duration::from_secs(600),
     }
 
+    /// Events that are not applied: retried, waiting for their turn, or for an operator.
+    held: HeldConfig {
+        /// With more open held events than this, a partition pauses until there are fewer.
+        max_open: usize = 10_000,
+        /// Writes parked events to the topic `<kafka.topic>.dlq` too.
+        dead_letters: bool = true,
+    }
+
     /// How long ids are remembered.
     retention: RetentionConfig {
         /// The life of a claim; 30 days where old events are replayed.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
-use crate::record::{Epoch, Offset, Record, SourceId};
+use crate::record::{Epoch, KeyDigest, Offset, Record, SourceId};
 use crate::store::{DbError, Session};
 
 /// A digest of an event's decoded fields in canonical form; the low byte is the version of that form.
@@ -81,11 +81,13 @@ pub enum HeldReason {
     Gap,
     /// An operator wants these records passed over; the row stands for a range of offsets.
     Skipped,
+    /// An earlier event of its key is held.
+    Behind,
 }
 
 impl HeldReason {
     /// Every reason, in the order above.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Undecodable,
         Self::Invalid,
         Self::Rejected,
@@ -98,6 +100,7 @@ impl HeldReason {
         Self::ChargedNotRecorded,
         Self::Gap,
         Self::Skipped,
+        Self::Behind,
     ];
 
     /// The word stored in the table and shown in metrics.
@@ -116,6 +119,30 @@ impl HeldReason {
             Self::ChargedNotRecorded => "charged_not_recorded",
             Self::Gap => "gap",
             Self::Skipped => "skipped",
+            Self::Behind => "behind",
+        }
+    }
+
+    /// The reason of a stored word.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == word)
+    }
+
+    /// Whether later events of the key wait behind one that is parked for this reason: its effect may still come. What will never have
+    /// an effect, or stands outside of any order, holds nobody up.
+    #[must_use]
+    pub const fn holds_up(self) -> bool {
+        match self {
+            Self::Retryable | Self::Unknown | Self::Refused | Self::ChargedNotRecorded | Self::Behind => true,
+            Self::Undecodable
+            | Self::Invalid
+            | Self::Rejected
+            | Self::Conflict
+            | Self::BeyondHorizon
+            | Self::Future
+            | Self::Gap
+            | Self::Skipped => false,
         }
     }
 }
@@ -132,7 +159,7 @@ impl fmt::Display for HeldReason {
 ///
 /// ```compile_fail,E0451
 /// # use onceward::handler::Claimed;
-/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), in_doubt: false };
+/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), sequence: todo!(), in_doubt: false };
 /// ```
 ///
 /// Reading one is open to every handler:
@@ -147,13 +174,31 @@ impl fmt::Display for HeldReason {
 pub struct Claimed<E> {
     event: E,
     offset: Offset,
+    sequence: Sequence,
     in_doubt: bool,
+}
+
+/// Which events must keep their order: those of one record key in one partition share it. A record without a key stands alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sequence(i64);
+
+impl Sequence {
+    pub(crate) fn of(record: &Record) -> Self {
+        // Offsets are small and digests are not: a record without a key shares its number with nobody.
+        Self(record.key_digest().map_or(record.offset.0, |KeyDigest(digest)| digest))
+    }
+
+    /// The same for all events of the sequence.
+    #[must_use]
+    pub const fn number(self) -> i64 {
+        self.0
+    }
 }
 
 impl<E> Claimed<E> {
     /// The engine's only door: called with what the claim statement returned, or with a held row it has locked.
-    pub(crate) const fn new(event: E, offset: Offset) -> Self {
-        Self { event, offset, in_doubt: false }
+    pub(crate) fn new(event: E, record: &Record) -> Self {
+        Self { event, offset: record.offset, sequence: Sequence::of(record), in_doubt: false }
     }
 
     /// The same, in doubt or not.
@@ -174,6 +219,11 @@ impl<E> Claimed<E> {
     /// Where its record stands; for order and explanation, never a key.
     pub const fn offset(&self) -> Offset {
         self.offset
+    }
+
+    /// Which events it keeps its order with.
+    pub const fn sequence(&self) -> Sequence {
+        self.sequence
     }
 }
 
@@ -228,6 +278,28 @@ pub enum Outcome {
         /// The downstream's name for what happened.
         charge_id: String,
     },
+    /// Not begun, because an earlier event of its sequence [holds it up](Outcome::holds_up).
+    Behind,
+}
+
+impl Outcome {
+    /// Whether the later events of its sequence must not be begun: the effect of this one may still come.
+    #[must_use]
+    pub const fn holds_up(&self) -> bool {
+        match self {
+            Self::Retry { .. } | Self::Unknown { .. } | Self::Refused { .. } | Self::NotRecorded { .. } | Self::Behind => true,
+            Self::Applied | Self::Declined | Self::NotStarted { .. } | Self::Rejected { .. } | Self::Conflict { .. } => false,
+        }
+    }
+}
+
+/// What an operator has found out about an event whose outcome was unknown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The effect has happened, and the downstream calls it by this name.
+    Happened(String),
+    /// It has not happened.
+    NotHappened,
 }
 
 /// Answers of the downstream, by event id, kept until the event is settled: they survive a rolled-back transaction and the
@@ -328,7 +400,8 @@ pub struct BatchContext<A> {
 /// A business that applies events once.
 ///
 /// `apply` is called at most once per event and transaction, with events in offset order, and returns one outcome for each, in
-/// that order. It writes its rows through `tx` and must not end the transaction. Whatever it learns from a downstream that cannot
+/// that order. Once an outcome of a [`Sequence`] [holds up](Outcome::holds_up) the later events, it does not begin them and returns
+/// [`Outcome::Behind`]. It writes its rows through `tx` and must not end the transaction. Whatever it learns from a downstream that cannot
 /// be asked twice goes into `ctx.answers` at once.
 pub trait Handler: Send + Sync + 'static {
     /// The decoded event.
@@ -380,5 +453,23 @@ pub trait Handler: Send + Sync + 'static {
         error: &str,
     ) -> impl Future<Output = Result<Outcome, DbError>> {
         std::future::ready(Ok(Outcome::Refused { error: error.to_owned() }))
+    }
+
+    /// Notes what an operator has found out about an event whose outcome was unknown; it is applied again afterwards. A handler that
+    /// remembers nothing of its own about such events has nothing to do.
+    ///
+    /// # Errors
+    /// Rolls the whole batch back.
+    fn resolve(&self, _tx: &mut Session, _event: &Self::Event, _found: &Found) -> impl Future<Output = Result<(), DbError>> {
+        std::future::ready(Ok(()))
+    }
+
+    /// Whether the effect of an event that has not been applied may have happened all the same: then nobody may give it up. A handler
+    /// all of whose effects are rows of this transaction has nothing to ask.
+    ///
+    /// # Errors
+    /// Rolls the whole batch back.
+    fn may_have_happened(&self, _tx: &mut Session, _event: &Self::Event) -> impl Future<Output = Result<bool, DbError>> {
+        std::future::ready(Ok(false))
     }
 }

@@ -139,6 +139,16 @@ label! {
     }
 }
 
+label! {
+    /// How writing a dead letter ended.
+    Delivery {
+        /// The broker took it.
+        Ok = "ok",
+        /// It was refused or got no answer; it is written again.
+        Failed = "failed",
+    }
+}
+
 /// Counts events by what became of them.
 pub fn events(outcome: Outcome, count: usize) {
     EVENTS.at(outcome as usize).increment(count as u64);
@@ -210,6 +220,11 @@ pub fn stale_confirmation() {
     STALE_CONFIRMATIONS.at(0).increment(1);
 }
 
+/// Dead letters were written, or could not be.
+pub fn dead_letters(delivery: Delivery, count: usize) {
+    DEAD_LETTERS.at(delivery as usize).increment(count as u64);
+}
+
 /// The Kafka client reported an error that it recovers from by itself.
 pub fn client_error() {
     CLIENT_ERRORS.at(0).increment(1);
@@ -246,7 +261,8 @@ pub fn render(status: &Status) -> String {
 pub fn markdown() -> String {
     let mut rows = String::from(MARKDOWN_HEAD);
     let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
-    for definition in FAMILIES.iter().map(|family| family.definition()).chain([&BUILD_INFO, &HELD]).chain(partition) {
+    for definition in FAMILIES.iter().map(|family| family.definition()).chain([&BUILD_INFO, &HELD, &HELD_REQUESTS]).chain(partition)
+    {
         rows.push_str(&definition.row());
     }
     rows
@@ -375,6 +391,13 @@ static STALE_CONFIRMATIONS: Series<Counter> = Series::new(Definition {
     help: "Commits of the database that were confirmed after their assignment had ended, and moved no offset.",
 });
 
+static DEAD_LETTERS: Series<Counter> = Series::new(Definition {
+    name: "onceward_dead_letters_total",
+    kind: Kind::Counter,
+    labels: &[("result", Delivery::WORDS)],
+    help: "Parked events written to the dead-letter topic. A failed one is written later; its event is parked all the same.",
+});
+
 static CLIENT_ERRORS: Series<Counter> = Series::new(Definition {
     name: "onceward_client_errors_total",
     kind: Kind::Counter,
@@ -403,6 +426,13 @@ const HELD: Definition = Definition {
     help: "Held events of this group and topic, by reason and state; every process counts all partitions.",
 };
 
+const HELD_REQUESTS: Definition = Definition {
+    name: "onceward_held_requests",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "Requests of operators that are not carried out yet. One that stays is of a partition that nobody owns or that cannot serve.",
+};
+
 type Reading = fn(&PartitionStatus) -> Option<i64>;
 
 const PARTITION_GAUGES: &[(Definition, Reading)] = &[
@@ -423,6 +453,17 @@ const PARTITION_GAUGES: &[(Definition, Reading)] = &[
             "How long the partition has had records to settle and no reason to wait, and has settled none; 0 while it moves.",
         ),
         |p| i64::try_from(p.stuck_for().as_secs()).ok(),
+    ),
+    (
+        partition_gauge("onceward_held_open_events", "Held events of the partition that are not settled; with too many it pauses."),
+        |p| whole(p.held_open),
+    ),
+    (
+        partition_gauge(
+            "onceward_partition_paused",
+            "1 while the partition waits: too many open held events, or the database is away.",
+        ),
+        |p| Some(i64::from(p.paused.is_some())),
     ),
     (partition_gauge("onceward_partition_stopped", "1 while the partition waits for an operator."), |p| {
         Some(i64::from(p.stopped.is_some()))
@@ -448,6 +489,7 @@ static FAMILIES: &[&dyn Family] = &[
     &COMMITS,
     &WENT_BACK,
     &STALE_CONFIRMATIONS,
+    &DEAD_LETTERS,
     &CLIENT_ERRORS,
     &CLIENT_REPLACEMENTS,
     &POOL_IN_USE,
@@ -457,7 +499,7 @@ static FAMILIES: &[&dyn Family] = &[
 fn render_status(status: &Status) -> String {
     let snapshot = status.snapshot();
     let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
-    let recorder = series::recorder([&BUILD_INFO, &HELD].into_iter().chain(partition));
+    let recorder = series::recorder([&BUILD_INFO, &HELD, &HELD_REQUESTS].into_iter().chain(partition));
     let set = |definition: &Definition, labels: &[(&'static str, String)], value: i64| {
         definition.handle::<Gauge>(&recorder, labels).set(value as f64);
     };
@@ -466,6 +508,7 @@ fn render_status(status: &Status) -> String {
     for (reason, state, count) in &snapshot.held {
         set(&HELD, &[("reason", reason.as_str().to_owned()), ("state", state.as_str().to_owned())], *count);
     }
+    set(&HELD_REQUESTS, &[], snapshot.held_requests);
     for (definition, reading) in PARTITION_GAUGES {
         for (partition, state) in &snapshot.partitions {
             if let Some(value) = reading(state) {
@@ -497,7 +540,7 @@ mod tests {
     fn the_text_is_what_prometheus_reads() {
         let status = Status::default();
         status.partition_owned(0, Epoch(1));
-        status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)]);
+        status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)], 0);
         let text = render(&status);
         let mut heads: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -587,7 +630,7 @@ mod tests {
 
     #[test]
     fn each_function_changes_its_own_series() {
-        let calls: [(fn(), &str); 14] = [
+        let calls: [(fn(), &str); 15] = [
             (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
             (|| batch_size(3), "onceward_batch_events_count"),
             (|| stage(Stage::Settle, Duration::ZERO), "onceward_stage_seconds_count{stage=\"settle\"}"),
@@ -602,6 +645,7 @@ mod tests {
             (commit_ok, "onceward_offset_commits_total{result=\"ok\"}"),
             (commit_failed, "onceward_offset_commits_total{result=\"failed\"}"),
             (stale_confirmation, "onceward_stale_confirmations_total"),
+            (|| dead_letters(Delivery::Failed, 1), "onceward_dead_letters_total{result=\"failed\"}"),
             (client_error, "onceward_client_errors_total"),
             (client_replaced, "onceward_client_replacements_total"),
             (|| pool_in_use(PoolName::Attempts, 1), "onceward_pool_connections_in_use{pool=\"attempts\"}"),

@@ -19,6 +19,7 @@ pub mod start;
 pub mod supervisor;
 pub mod takeover;
 
+pub mod agenda;
 pub mod partition;
 pub mod window;
 
@@ -27,8 +28,11 @@ pub mod dedup;
 mod due;
 pub mod pace;
 pub mod refusal;
+mod requests;
 pub mod workers;
 
 pub mod payment;
+
+pub mod relay;
 
 pub mod offset;

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// The place of one record in its partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +29,9 @@ pub struct RecordDigest(pub i64);
 /// Offsets that an operator wants passed over: their records are settled without effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skips(Vec<(i64, i64)>);
+/// A digest of a record's key: events of one key keep their order. Two keys that share one would wait for each other, and no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyDigest(pub i64);
 
 /// A record header: Kafka bounds neither name nor value, and neither need be text.
 pub type Header = (Box<[u8]>, Option<Box<[u8]>>);
@@ -139,6 +142,12 @@ impl Record {
         }
         absorb(&mut hash, self.payload.as_deref());
         RecordDigest(hash.digest().cast_signed())
+    }
+
+    /// The digest of the key; `None` without a key: such a record stands alone.
+    #[must_use]
+    pub fn key_digest(&self) -> Option<KeyDigest> {
+        self.key.as_deref().map(|key| KeyDigest(xxh3_64(key).cast_signed()))
     }
 
     /// What the record costs the buffer, in bytes: its contents and a flat charge for its own structure.

@@ -28,6 +28,8 @@ pub struct Snapshot {
     pub polled: Option<Instant>,
     /// Why the downstream is not called.
     pub paused: Option<String>,
+    /// Requests of operators that nobody has carried out yet, as last counted.
+    pub held_requests: i64,
 }
 
 /// One owned partition.
@@ -47,6 +49,8 @@ pub struct PartitionStatus {
     pub committed: Option<NextOffset>,
     /// One past the last record of the partition, as last seen.
     pub end: Option<NextOffset>,
+    /// Held events that are not settled.
+    pub held_open: usize,
     /// Why nothing is fetched now; goes away by itself.
     pub paused: Option<String>,
     /// Why it waits for an operator.
@@ -157,9 +161,10 @@ impl Status {
         self.lock().polled = Some(Instant::now());
     }
 
-    /// Replaces the counts of held events.
-    pub fn held(&self, counts: Vec<(HeldReason, HeldState, i64)>) {
-        self.lock().held = counts;
+    /// Replaces the counts of held events and of what operators ask for.
+    pub fn held(&self, counts: Vec<(HeldReason, HeldState, i64)>, requests: i64) {
+        let mut view = self.lock();
+        (view.held, view.held_requests) = (counts, requests);
     }
 
     /// Why the downstream is not called, if so.
@@ -205,6 +210,7 @@ impl PartitionStatus {
             frontier: None,
             committed: None,
             end: None,
+            held_open: 0,
             paused: None,
             stopped: None,
             read_to: None,

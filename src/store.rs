@@ -8,6 +8,7 @@
 mod connect;
 mod error;
 mod migrate;
+mod packed_headers;
 mod schema;
 mod session;
 mod statement;
@@ -18,8 +19,12 @@ pub mod attempts;
 #[doc(hidden)]
 pub mod batch_text;
 pub mod consumed_partitions;
+pub mod dead_letters;
 pub mod dedup_key;
 pub mod held_events;
+pub mod held_requests;
+pub mod held_turns;
+pub mod horizon_claims;
 pub mod payments;
 pub mod processed_events;
 pub mod reconcile;

@@ -90,6 +90,7 @@ CREATE TABLE held_event (
     record_timestamp   bigint,     -- milliseconds since 1970, as the topic keeps them
     event_id           uuid,
     key                bytea,
+    key_digest         bigint,     -- events of one key keep their order; NULL: without a key, it stands alone
     headers            bytea       NOT NULL, -- number of headers, then name and value, each behind its length
     payload            bytea,
     reason             text        NOT NULL,
@@ -99,17 +100,24 @@ CREATE TABLE held_event (
     owns_claim         boolean     NOT NULL,
     wanted             text,       -- an operator's request; the owner carries it out
     actor              text,
-    note               text,
+    note               text,       -- the operator's reason, and what became of the request
     provider_charge_id text,
     attempts           integer     NOT NULL CHECK (attempts >= 0),
     next_attempt_at    timestamptz,
+    first_tried_at     timestamptz, -- bounds the retries; NULL while it waits for its turn
     held_at            timestamptz NOT NULL DEFAULT now(),
-    relayed_at         timestamptz,
+    relayed_at         timestamptz, -- a dead letter was written since it was parked
     UNIQUE (source_id, source_offset, record_digest),
     CHECK (state <> 'retrying' OR next_attempt_at IS NOT NULL)
 );
--- Asked after every batch; few rows are in it.
-CREATE INDEX held_event_due ON held_event (source_id, next_attempt_at) WHERE state = 'retrying';
+-- Four indexes that hold few rows each. What is open: asked after every batch that holds something, and bounded by held.max_open.
+CREATE INDEX held_event_open ON held_event (source_id, key_digest, id) WHERE state IN ('retrying', 'waiting', 'parked', 'queued');
+-- What operators ask for: looked at every second.
+CREATE INDEX held_event_wanted ON held_event (source_id) WHERE wanted IS NOT NULL;
+-- What must stay discarded when it is read again, and has no claim that says so.
+CREATE INDEX held_event_discarded ON held_event (source_id, source_offset) WHERE state = 'discarded' AND NOT owns_claim;
+-- Dead letters that are not in their topic yet.
+CREATE INDEX held_event_unrelayed ON held_event (source_id, id) WHERE state = 'parked' AND relayed_at IS NULL;
 
 -- Claims of replays below the floor: never dropped, few.
 CREATE TABLE horizon_claim (

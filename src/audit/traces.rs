@@ -190,7 +190,10 @@ impl Reconciliation {
             (HeldReason::Conflict, _) => HELD_AS_CONFLICT,
             (_, HeldState::Applied) => HELD_APPLIED,
             (HeldReason::Retryable | HeldReason::Unknown | HeldReason::ChargedNotRecorded, _) => HELD | HELD_IN_DOUBT,
-            (HeldReason::Rejected | HeldReason::BeyondHorizon | HeldReason::Future | HeldReason::Refused, _) => HELD,
+            (
+                HeldReason::Rejected | HeldReason::BeyondHorizon | HeldReason::Future | HeldReason::Refused | HeldReason::Behind,
+                _,
+            ) => HELD,
         };
         let Some(id) = id else { return };
         self.events.entry(id).or_default().seen |= flags;

@@ -5,6 +5,7 @@
 //!
 //! Invariant: [`Verdict::Ask`] is said only when everything that is known allows one more post of the stored bytes.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -15,6 +16,9 @@ use crate::pipeline::payment::{Called, Charge, Kept};
 use crate::provider::{Answer, Profile, ProviderQuery};
 use crate::store::attempts::{BegunAttempt, KnownAttempt, NewAttempt};
 use crate::store::payments::{PaymentRow, PaymentStatus};
+
+/// The word of an attempt's row that needs no call any more: its charge was made.
+pub(super) const CHARGED: &str = "charged";
 
 /// What is to become, or has become, of one event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +34,8 @@ pub(super) enum Verdict {
         /// How long not to try.
         wait: Duration,
     },
+    /// It was not asked: an earlier event of its sequence may still be charged.
+    Behind,
     /// Its id is known with another content.
     Conflict {
         /// Which.
@@ -162,11 +168,37 @@ fn not_recorded(charge_id: &str, why: &str) -> Outcome {
     Outcome::NotRecorded { error: format!("charged as {charge_id}, {why}"), charge_id: charge_id.to_owned() }
 }
 
+/// Nobody is asked behind an earlier event of its sequence that may still be charged: what was known before already tells.
+pub(super) fn stand_behind(verdicts: &mut [Verdict], sequences: &[i64]) {
+    let mut held_up = HashSet::new();
+    for (verdict, sequence) in verdicts.iter_mut().zip(sequences) {
+        match verdict {
+            Verdict::Ask(_) if held_up.contains(sequence) => *verdict = Verdict::Behind,
+            Verdict::Ask(charge) => charge.key = *sequence,
+            Verdict::Paid(_)
+            | Verdict::Answered(_)
+            | Verdict::NotStarted { .. }
+            | Verdict::Behind
+            | Verdict::Conflict { .. }
+            | Verdict::TooOld { .. } => {
+                if verdict.outcome().holds_up() {
+                    held_up.insert(*sequence);
+                }
+            }
+        }
+    }
+}
+
 impl Verdict {
     pub(super) const fn charge(&self) -> Option<&Charge> {
         match self {
             Self::Ask(charge) => Some(charge),
-            Self::Paid(_) | Self::Answered(_) | Self::NotStarted { .. } | Self::Conflict { .. } | Self::TooOld { .. } => None,
+            Self::Paid(_)
+            | Self::Answered(_)
+            | Self::NotStarted { .. }
+            | Self::Behind
+            | Self::Conflict { .. }
+            | Self::TooOld { .. } => None,
         }
     }
 
@@ -194,6 +226,7 @@ impl Verdict {
             Self::Paid(PaymentStatus::Declined) => Outcome::Declined,
             Self::Answered(kept) => outcome_of(&kept.answer),
             Self::NotStarted { wait } => Outcome::NotStarted { wait: *wait },
+            Self::Behind => Outcome::Behind,
             // Asked for and never answered for: as if it had not been reached.
             Self::Ask(_) => Outcome::NotStarted { wait: Duration::ZERO },
             Self::Conflict { error } => Outcome::Conflict { error: error.clone() },
@@ -207,6 +240,7 @@ impl From<Called> for Verdict {
         match called {
             Called::Answered(kept) => Self::Answered(kept),
             Called::NotStarted { wait } => Self::NotStarted { wait },
+            Called::Behind => Self::Behind,
         }
     }
 }
@@ -230,7 +264,7 @@ fn outcome_of(answer: &Answer) -> Outcome {
 /// The answer that an attempt's row tells, if it needs no other call: the row could not be written when it came.
 fn final_answer(word: Option<&str>, charge_id: Option<String>) -> Option<Answer> {
     match (word, charge_id) {
-        (Some("charged"), Some(charge_id)) => Some(Answer::Charged { charge_id }),
+        (Some(CHARGED), Some(charge_id)) => Some(Answer::Charged { charge_id }),
         (Some("declined"), _) => Some(Answer::Declined { error: "declined at an earlier attempt".to_owned() }),
         _ => None,
     }
@@ -358,6 +392,21 @@ mod tests {
             assert!(matches!(verdict.outcome(), Outcome::Conflict { .. }), "{other:?}");
             assert_eq!((verdict.charge(), verdict.payment_row(&event())), (None, None));
         }
+    }
+
+    #[test]
+    fn nobody_is_asked_behind_an_event_of_its_sequence_that_may_still_be_charged() {
+        let unknown = || Verdict::Answered(kept(Answer::Unknown { error: "e".to_owned(), wait: None }));
+        let asked = || judged(None, None, None);
+        let too_old = || judged(None, None, Some(KnownAttempt { first_attempt_age: 1000 * HOUR, ..known() }));
+        let paid = || Verdict::Paid(PaymentStatus::Charged);
+        let mut verdicts = vec![unknown(), asked(), too_old(), paid(), asked(), asked(), paid(), asked()];
+        stand_behind(&mut verdicts, &[1, 1, 2, 2, 2, 3, 4, 4]);
+        assert_eq!((&verdicts[1], &verdicts[4]), (&Verdict::Behind, &Verdict::Behind));
+        assert_eq!(verdicts[3], paid(), "what is paid is paid");
+        let keys: Vec<_> = verdicts.iter().filter_map(Verdict::charge).map(|charge| charge.key).collect();
+        assert_eq!(keys, [3, 4]);
+        assert_eq!(verdicts[1].outcome(), Outcome::Behind);
     }
 
     #[test]

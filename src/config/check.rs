@@ -65,6 +65,13 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
     if kafka.topic.len() > 249 || !kafka.topic.chars().all(legal) || matches!(kafka.topic.as_str(), "." | "..") {
         push(faults, "kafka.topic", "must be one topic's name: up to 249 of a-z A-Z 0-9 . _ -".to_owned());
     }
+    if config.held.dead_letters && (246..=249).contains(&kafka.topic.len()) {
+        push(
+            faults,
+            "held.dead_letters",
+            "must be false: the name of kafka.topic with .dlq behind it is too long for a topic".to_owned(),
+        );
+    }
     if kafka.group.len() > 255 || kafka.group.chars().any(char::is_control) {
         push(faults, "kafka.group", "must have 255 bytes at most and no control characters".to_owned());
     }
@@ -113,6 +120,7 @@ fn numbers(config: &Config, faults: &mut Vec<Fault>) {
     bound("provider.max_in_flight", config.provider.max_in_flight, 1..=10_000);
     bound("provider.breaker_failures", config.provider.breaker_failures, 1..=10_000);
     bound("retry.max_attempts", config.retry.max_attempts as usize, 1..=10_000);
+    bound("held.max_open", config.held.max_open, 1..=1_000_000);
     bound("retention.days_ahead", config.retention.days_ahead as usize, 1..=366);
     let least = pipeline.batch_max.saturating_mul(BATCH_RECORD_BYTES);
     if pipeline.buffer_bytes < least && pipeline.batch_max <= 10_000 {

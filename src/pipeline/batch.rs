@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
-use crate::record::{Offset, Record, Skips};
+use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips};
 use crate::retention::unix_ms;
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::{HeldState, NewHeld};
@@ -103,20 +103,25 @@ impl Counts {
 }
 
 impl<'a, E: Event> Batch<'a, E> {
-    /// Decodes every record, each under its own guard, and folds repeats. What cannot be decoded is held and stops nobody.
+    /// Decodes every record, each under its own guard, and folds repeats. What cannot be decoded is held and stops nobody; what an
+    /// operator has discarded stays so, whatever it would be today.
     pub fn decode<H: Handler<Event = E>>(
         handler: &H,
         records: impl Iterator<Item = &'a Buffered>,
         skips: &Skips,
         now: SystemTime,
         future_skew: Duration,
+        discarded: &HashSet<(Offset, RecordDigest)>,
     ) -> Self {
-        let latest = (now + future_skew).duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
         let mut firsts: HashMap<Uuid, usize> = HashMap::new();
         let mut items: Vec<Item<'a, E>> = Vec::with_capacity(records.size_hint().0);
         for record in records {
             if skips.contain(record.offset) {
                 items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Skipped });
+                continue;
+            }
+            if discarded.contains(&(record.offset, record.digest())) {
+                items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Duplicate });
                 continue;
             }
             let item = match decode_guarded(handler, record) {
@@ -129,11 +134,8 @@ impl<'a, E: Event> Batch<'a, E> {
                 },
                 Ok(event) => {
                     let (id, digest) = (event.id(), event.digest());
-                    let fate = if u128::from(unix_ms(id)) > latest {
-                        Fate::Held(Hold::unclaimed(
-                            HeldReason::Future,
-                            "the id's time lies in the future beyond retention.future_skew_ms".to_owned(),
-                        ))
+                    let fate = if is_future(id, now, future_skew) {
+                        Fate::Held(Hold::unclaimed(HeldReason::Future, FUTURE.to_owned()))
                     } else {
                         let first = *firsts.entry(id).or_insert(items.len());
                         let first_digest = items.get(first).and_then(|first| first.digest);
@@ -180,13 +182,21 @@ impl<'a, E: Event> Batch<'a, E> {
             match seen.get(&id) {
                 None => unexplained.push(id),
                 Some(Some(known)) if digest.contradicts(*known) => {
-                    item.fate =
-                        Fate::Held(Hold::unclaimed(HeldReason::Conflict, "this id was applied with another content".to_owned()));
+                    item.fate = Fate::Held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()));
                 }
                 Some(_) => item.fate = Fate::Duplicate,
             }
         }
         unexplained
+    }
+
+    /// Open events whose key has an open sequence wait behind it, with their claim: they come after what is held already.
+    pub fn wait_behind(&mut self, sequences: &HashSet<KeyDigest>) {
+        for item in self.items.iter_mut().filter(|item| item.fate == Fate::Open) {
+            if item.record.key_digest().is_some_and(|key| sequences.contains(&key)) {
+                item.fate = Fate::Held(Hold::waiting());
+            }
+        }
     }
 
     /// Hands the claimed events out, in offset order: what is still open is claimed. This is the only place where a window's events
@@ -196,7 +206,7 @@ impl<'a, E: Event> Batch<'a, E> {
         let claimed = open.filter_map(|item| {
             let event = item.event.take()?;
             let in_doubt = doubt.covers(event.id(), item.record.offset);
-            Some(Claimed::new(event, item.record.offset).in_doubt_if(in_doubt))
+            Some(Claimed::new(event, item.record).in_doubt_if(in_doubt))
         });
         claimed.collect()
     }
@@ -308,6 +318,19 @@ impl Hold {
         Self { charge_id: Some(charge_id), ..Self::claimed(HeldReason::ChargedNotRecorded, error, Next::Park) }
     }
 
+    /// Claimed, and not begun: an earlier event of its key is held.
+    fn waiting() -> Self {
+        Self {
+            reason: HeldReason::Behind,
+            error: BEHIND.to_owned(),
+            state: HeldState::Waiting,
+            owns_claim: true,
+            charge_id: None,
+            attempts: 0,
+            next_attempt_in: None,
+        }
+    }
+
     fn row<'a>(&'a self, record: &'a Buffered, event_id: Option<Uuid>) -> NewHeld<'a> {
         NewHeld {
             record,
@@ -322,6 +345,19 @@ impl Hold {
             next_attempt_in: self.next_attempt_in,
         }
     }
+}
+
+/// What a row says that waits for its turn.
+pub(super) const BEHIND: &str = "an earlier event of its key is held";
+/// What a row says whose id is not of this time.
+pub(super) const FUTURE: &str = "the id's time lies in the future beyond retention.future_skew_ms";
+/// What a row says whose id has been claimed with another content.
+pub(super) const OTHER_CONTENT: &str = "this id was applied with another content";
+
+/// Whether an id's time lies further ahead than clocks may differ.
+pub(super) fn is_future(id: Uuid, now: SystemTime, skew: Duration) -> bool {
+    let latest = (now + skew).duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    u128::from(unix_ms(id)) > latest
 }
 
 /// Decodes under a guard: a panic is this record's fault and nobody else's.
@@ -358,6 +394,7 @@ fn fate(outcome: Outcome, retry: &RetryPolicy) -> Fate {
         Outcome::Conflict { error } => Fate::Held(Hold::unclaimed(HeldReason::Conflict, error)),
         Outcome::Refused { error } => Fate::Held(Hold::claimed(HeldReason::Refused, error, Next::Park)),
         Outcome::NotRecorded { error, charge_id } => Fate::Held(Hold::not_recorded(error, charge_id)),
+        Outcome::Behind => Fate::Held(Hold::waiting()),
     }
 }
 
@@ -424,8 +461,9 @@ mod tests {
         let buffer = Buffer::new(1 << 20, std::sync::mpsc::channel().0);
         let record = |(offset, payload): (usize, &&[u8])| -> Arc<Buffered> {
             let offset = Offset(i64::try_from(offset).unwrap());
-            let payload = Some((*payload).into());
-            let record = Record { partition: 0, offset, timestamp_ms: None, key: None, headers: Box::default(), payload };
+            // The third byte is the key, where there is one.
+            let (key, payload) = (payload.get(2).map(|key| [*key][..].into()), Some((*payload).into()));
+            let record = Record { partition: 0, offset, timestamp_ms: None, key, headers: Box::default(), payload };
             buffer.admit(record, &Share::default())
         };
         let mut window = Window::positioned(NextOffset(0));
@@ -438,7 +476,7 @@ mod tests {
     }
 
     fn passing_over(window: &WindowBatch, skips: Skips) -> Batch<'_, Told> {
-        Batch::decode(&Tells, window.records(), &skips, SystemTime::now(), Duration::from_secs(60))
+        Batch::decode(&Tells, window.records(), &skips, SystemTime::now(), Duration::from_secs(60), &HashSet::new())
     }
 
     const RETRY: RetryPolicy = RetryPolicy {
@@ -550,7 +588,7 @@ mod tests {
         assert_eq!(batch.held()[0].reason, HeldReason::BeyondHorizon);
 
         let before_all = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
-        let early = Batch::decode(&Tells, window.records(), &Skips::default(), before_all, Duration::ZERO);
+        let early = Batch::decode(&Tells, window.records(), &Skips::default(), before_all, Duration::ZERO, &HashSet::new());
         assert_eq!(early.open_ids().count(), 0);
         assert_eq!(early.held()[1].reason, HeldReason::Future);
     }
@@ -567,6 +605,57 @@ mod tests {
         assert_eq!(doubted(Doubt { offset: Some(NextOffset(2)), before_ms: None }), [true, true, false]);
         assert_eq!(doubted(Doubt { offset: None, before_ms: Some(ms) }), [true; 3]);
         assert_eq!(doubted(Doubt { offset: Some(NextOffset(1)), before_ms: Some(ms - 1) }), [true, false, false]);
+    }
+
+    #[test]
+    fn an_event_of_a_key_that_is_held_up_waits_with_its_claim_and_other_keys_flow() {
+        let window = window(&[&[1, 1, 7], &[2, 1, 8], &[3, 1, 7], &[4, 1]]);
+        let mut batch = decoded(&window);
+        let held_up = window.records().next().and_then(|record| record.key_digest()).unwrap();
+        batch.wait_behind(&HashSet::from([held_up]));
+        let claimed = HashSet::from([id(1), id(2), id(3), id(4)]);
+        assert_eq!(
+            batch.take_claimed(&Doubt::default()).iter().map(|claimed| claimed.event().id).collect::<Vec<_>>(),
+            [id(2), id(4)]
+        );
+        batch.conclude(vec![Outcome::Applied, Outcome::Applied], &RETRY);
+        let held: Vec<_> =
+            batch.held().iter().map(|held| (held.event_id, held.reason, held.state, held.owns_claim, held.attempts)).collect();
+        let waits = |last| (Some(id(last)), HeldReason::Behind, HeldState::Waiting, true, 0);
+        assert_eq!(held, [waits(1), waits(3)]);
+        assert!(batch.unclaim(&claimed).is_empty());
+    }
+
+    #[test]
+    fn what_a_handler_did_not_begin_behind_a_failed_event_waits() {
+        let window = window(&[&[1, 1, 7], &[2, 1, 7]]);
+        let mut batch = decoded(&window);
+        let events = batch.take_claimed(&Doubt::default());
+        assert_eq!(events[0].sequence(), events[1].sequence());
+        batch.conclude(vec![Outcome::Retry { error: "not now".into(), wait: None }, Outcome::Behind], &RETRY);
+        assert_eq!(batch.held().iter().map(|held| held.state).collect::<Vec<_>>(), [HeldState::Retrying, HeldState::Waiting]);
+    }
+
+    #[test]
+    fn records_without_a_key_stand_alone() {
+        let window = window(&[&[1, 1], &[2, 1]]);
+        let events = decoded(&window).take_claimed(&Doubt::default());
+        assert_ne!(events[0].sequence(), events[1].sequence());
+    }
+
+    #[test]
+    fn what_was_discarded_stays_so_whatever_it_would_be_today() {
+        let window = window(&[&[1, 1], &[], &[1, 1]]);
+        let discarded: HashSet<_> = window.records().take(2).map(|record| (record.offset, record.digest())).collect();
+        let mut batch =
+            Batch::decode(&Tells, window.records(), &Skips::default(), SystemTime::now(), Duration::from_secs(60), &discarded);
+        assert_eq!(
+            batch.take_claimed(&Doubt::default())[0].offset(),
+            Offset(2),
+            "the same event in another record is another matter"
+        );
+        batch.conclude(vec![Outcome::Applied], &RETRY);
+        assert_eq!(batch.counts(), Counts { applied: 1, duplicates: 2, ..Counts::default() });
     }
 
     #[test]

@@ -22,14 +22,16 @@ use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, Outcom
 use crate::held::RetryPolicy;
 use crate::metrics;
 use crate::pipeline::batch::{Batch, Counts};
-use crate::pipeline::due::run_due;
+use crate::pipeline::due::{Which, run_held};
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::refusal::{Refusal, row_error};
+use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
-use crate::record::{Epoch, NextOffset, Offset, Skips, SourceId};
+use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
 use crate::store::consumed_partitions::Doubt;
+use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
 
@@ -59,6 +61,8 @@ pub struct Engine<H> {
     pub batch_max: usize,
     /// Bounds of the automatic retries.
     pub retry: RetryPolicy,
+    /// With more open held events a partition pauses.
+    pub held_max_open: usize,
     /// An id whose time lies further ahead is held.
     pub future_skew: Duration,
     /// The day partitions known to exist.
@@ -81,8 +85,15 @@ pub struct Written {
 pub enum Work {
     /// The first records of the window.
     Window(WindowBatch),
-    /// The partition's held events that are due, at most so many.
-    Due(usize),
+    /// What operators ask for.
+    Requests,
+    /// The partition's held events that can run.
+    Held {
+        /// The most of them.
+        limit: usize,
+        /// Only those that operators asked for.
+        requested_only: bool,
+    },
 }
 
 /// Run one batch.
@@ -103,6 +114,8 @@ pub struct RunBatch<A> {
     pub doubt: Doubt,
     /// What to do.
     pub work: Work,
+    /// What is open of the partition's held events.
+    pub held: Arc<OpenHeld>,
     /// Answers of earlier tries.
     pub answers: Answers<A>,
     /// Raised: start no call.
@@ -125,13 +138,18 @@ pub enum Done {
     /// The DedupActor died on it: nobody knows what it wrote.
     Died,
     /// A person must look; nothing was written.
-    Stop(String),
+    Stop {
+        /// Why.
+        reason: String,
+        /// What operators ask for can be done meanwhile: neither the fence nor the schema is the cause.
+        serves: bool,
+    },
 }
 
 /// A committed batch.
 #[derive(Debug)]
 pub struct Settled {
-    /// The frontier that was written; `None` for held events, which do not move it.
+    /// The frontier that was written; `None` for held events and requests, which do not move it.
     pub frontier: Option<Position>,
     /// Records that stay in the window.
     pub given_back: Vec<Offset>,
@@ -139,8 +157,8 @@ pub struct Settled {
     pub started: usize,
     /// Start nothing before this is over.
     pub wait: Option<Duration>,
-    /// When the next held event is due, counted from now.
-    pub next_due: Option<Duration>,
+    /// What is open of the held events now; `None` = as before.
+    pub held: Option<OpenHeld>,
 }
 
 /// A batch to be run again.
@@ -240,6 +258,7 @@ async fn run<H: Business>(
 ) -> (Done, Option<PooledSession>) {
     let mut days_made = 0;
     let mut alone: Option<Refusal> = None;
+    let mut days = Vec::new();
     loop {
         let mut session = match kept.take() {
             Some(session) => session,
@@ -252,7 +271,11 @@ async fn run<H: Business>(
         let mut perhaps = None;
         let result = match &batch.work {
             Work::Window(window) => run_window(&engine, &mut session, &batch, window, alone.as_ref(), &mut perhaps).await,
-            Work::Due(limit) => run_due(&engine, &mut session, &batch, *limit, alone.as_ref()).await,
+            Work::Requests => run_requests(&engine, &mut session, &batch).await,
+            Work::Held { limit, requested_only } => {
+                let which = Which { limit: *limit, requested_only: *requested_only, refusal: alone.as_ref() };
+                run_held(&engine, &mut session, &batch, which, &mut days).await
+            }
         };
         let done = match result {
             Ok(settled) => {
@@ -292,11 +315,13 @@ fn give_up(error: BatchError) -> Done {
         BatchError::Fenced => Done::Fenced,
         BatchError::Refused(refusal) => Done::Refused(refusal),
         BatchError::WentBack { .. } => Done::WentBack(words),
-        BatchError::Swallowed(_) | BatchError::Panicked | BatchError::NoDay => Done::Stop(words),
+        BatchError::Swallowed(_) => Done::Stop { reason: words, serves: false },
+        BatchError::Panicked | BatchError::NoDay => Done::Stop { reason: words, serves: true },
         BatchError::Database(error) => match error.class() {
             ErrorClass::Connection => Done::Again(Again { error: words, rebump: true, perhaps: None }),
             ErrorClass::Retry => Done::Again(Again { error: words, rebump: false, perhaps: None }),
-            ErrorClass::Data | ErrorClass::Schema | ErrorClass::Other => Done::Stop(words),
+            ErrorClass::Data | ErrorClass::Other => Done::Stop { reason: words, serves: true },
+            ErrorClass::Schema => Done::Stop { reason: words, serves: false },
         },
     }
 }
@@ -310,7 +335,8 @@ async fn run_window<H: Business>(
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
-    let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew);
+    let discarded = discarded(session, run, window).await.map_err(TransactionError::Begin)?;
+    let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew, &discarded);
     metrics::stage(metrics::Stage::Decode, started.elapsed());
     CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
@@ -341,11 +367,11 @@ async fn run_window<H: Business>(
             CrashPoint::FrontierWritten.passed();
         }
         *perhaps = Some(frontier.next_offset);
-        let next_due = if holds { held_events::next_due(tx, run.source).await? } else { None };
+        let held = if holds { Some(held_turns::open(tx, run.source).await?) } else { None };
         let started = events.len().saturating_sub(given_back.len());
         written = Instant::now();
         metrics::stage(metrics::Stage::Settle, written - settling);
-        Ok::<_, BatchError>(Settled { frontier: Some(frontier), given_back, started, wait: batch.wait(), next_due })
+        Ok::<_, BatchError>(Settled { frontier: Some(frontier), given_back, started, wait: batch.wait(), held })
     });
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
@@ -357,7 +383,18 @@ async fn run_window<H: Business>(
     Ok(settled)
 }
 
-/// Fence, claim, look up. Out: the ids claimed by this transaction.
+/// What operators have discarded among records that are read again. There is nothing to ask while the partition moves ahead.
+async fn discarded<A>(
+    session: &mut Session,
+    run: &RunBatch<A>,
+    window: &WindowBatch,
+) -> Result<HashSet<(Offset, RecordDigest)>, DbError> {
+    let read_before = window.records().take_while(|record| run.held.last_discarded.is_some_and(|last| record.offset <= last));
+    let read_before: Vec<_> = read_before.map(|record| (record.offset, record.digest())).collect();
+    held_turns::discarded(session, run.source, &read_before).await
+}
+
+/// Fence, claim, look up, wait behind what is held. Out: the ids claimed by this transaction.
 async fn claim<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
@@ -386,6 +423,7 @@ async fn claim<H: Business>(
             }
         }
     }
+    batch.wait_behind(&run.held.sequences);
     metrics::stage(metrics::Stage::Claim, started.elapsed());
     Ok(claimed)
 }
@@ -400,7 +438,7 @@ pub(super) async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Opti
     Ok(fence.floor)
 }
 
-async fn claim_rows<H: Business>(
+pub(super) async fn claim_rows<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     source: SourceId,

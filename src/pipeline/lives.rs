@@ -96,8 +96,11 @@ pub enum Life<H: Business> {
         /// The epoch that it was taken over under.
         epoch: Epoch,
     },
-    /// It waits for a person.
-    Stopped,
+    /// It waits for a person. If it was running, its actor may live on, for what operators ask for.
+    Stopped {
+        /// Who serves them.
+        serving: Option<(Addr<PartitionActor<H>>, SourceId)>,
+    },
 }
 
 impl<H: Business> Lives<H> {
@@ -129,7 +132,11 @@ impl<H: Business> Lives<H> {
     /// The partition waits for a person.
     pub fn stopped(&mut self, partition: i32) {
         if let Some(owned) = self.partitions.get_mut(&partition) {
-            owned.life = Life::Stopped;
+            let serving = match std::mem::replace(&mut owned.life, Life::Starting) {
+                Life::Running { actor, source, .. } => Some((actor, source)),
+                Life::Starting | Life::Stopped { .. } => None,
+            };
+            owned.life = Life::Stopped { serving };
         }
     }
 
@@ -144,9 +151,14 @@ impl<H: Business> Lives<H> {
         self.partitions.keys().copied().collect()
     }
 
+    /// Each of them.
+    pub fn all(&self) -> impl Iterator<Item = &Owned<H>> {
+        self.partitions.values()
+    }
+
     /// Those that wait for a person.
     pub fn all_stopped(&self) -> impl Iterator<Item = i32> {
-        self.partitions.iter().filter(|(_, owned)| matches!(owned.life, Life::Stopped)).map(|(partition, _)| *partition)
+        self.partitions.iter().filter(|(_, owned)| matches!(owned.life, Life::Stopped { .. })).map(|(partition, _)| *partition)
     }
 
     /// Those that an actor has; the actors start nothing more.
@@ -156,9 +168,21 @@ impl<H: Business> Lives<H> {
                 owned.stop.raise();
                 Some((*partition, source, epoch))
             }
-            Life::Starting | Life::Stopped => None,
+            Life::Starting | Life::Stopped { .. } => None,
         });
         running.collect()
+    }
+}
+
+impl<H: Business> Life<H> {
+    /// The actor, and the row of its partition.
+    #[must_use]
+    pub fn actor(&self) -> Option<(&Addr<PartitionActor<H>>, SourceId)> {
+        match self {
+            Self::Running { actor, source, .. } => Some((actor, *source)),
+            Self::Stopped { serving } => serving.as_ref().map(|(actor, source)| (actor, *source)),
+            Self::Starting => None,
+        }
     }
 }
 

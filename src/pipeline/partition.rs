@@ -1,7 +1,7 @@
 //! One partition: its window, its held events that are due, one batch in flight.
 //!
 //! In: records from the poll thread, the end of each batch. Out: batches for a DedupActor, and reports to the Supervisor when this actor
-//! cannot go on. It owns the window. If it dies here, the Supervisor starts another at the frontier; the records are read again.
+//! cannot go on; stopped, it does only what operators ask for. It owns the window. If it dies here, the Supervisor starts another at the frontier; the records are read again.
 //!
 //! Invariant: one batch is in flight, be it of the window or of held events, and nothing starts once the stop flag is raised.
 
@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 use crate::crash::CrashPoint;
 use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::metrics;
+use crate::pipeline::agenda::{Agenda, Next};
 use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
 use crate::pipeline::lives::{Report, Reported, Wrote};
@@ -24,7 +25,8 @@ use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, Skips, SourceId};
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
-use crate::store::{DbError, attempts, held_events};
+use crate::store::held_turns::{self, OpenHeld};
+use crate::store::{DbError, attempts};
 
 /// Hand-overs that may wait; more makes the poll thread wait.
 const MAILBOX: usize = 64;
@@ -51,11 +53,11 @@ pub struct PartitionActor<H: Business> {
     answers: Answers<H::Answer>,
     stop: StopFlag,
     batch_max: usize,
-    due: Option<Instant>,
-    not_before: Option<Instant>,
+    agenda: Agenda,
+    /// What was open when it was taken over, until the actor takes it in.
+    opening: OpenHeld,
     /// The downstream is not to be called.
     paused: bool,
-    due_last: bool,
     state: State,
     outages: u32,
     drained: Option<oneshot::Sender<()>>,
@@ -84,6 +86,11 @@ struct DiedNotice {
     supervisor: mpsc::UnboundedSender<Reported>,
     armed: bool,
 }
+
+/// Operators have asked for something.
+#[derive(Message, Clone, Copy, Debug)]
+#[rtype(result = "()")]
+pub struct Requested;
 
 /// Start nothing more, end what runs, and answer when it has ended.
 #[derive(Message, Debug)]
@@ -114,11 +121,10 @@ impl<H: Business> PartitionActor<H> {
             answers,
             stop,
             batch_max: workers.engine().batch_max,
+            agenda: Agenda::new(workers.engine().held_max_open),
             workers,
-            due: at.next_due.map(|wait| Instant::now() + wait),
-            not_before: None,
+            opening: at.held.clone(),
             paused: false,
-            due_last: false,
             state: State::Idle,
             outages: 0,
             drained: None,
@@ -142,8 +148,12 @@ impl<H: Business> PartitionActor<H> {
             self.end(report, ctx);
             return;
         }
-        if !self.has_work(ctx) {
-            return;
+        match self.agenda.next(self.window.is_empty(), Instant::now()) {
+            Next::Requests => {}
+            Next::Held { .. } | Next::Window if self.pauses(ctx) => return,
+            Next::Held { .. } | Next::Window => {}
+            Next::Wait(wait) => return self.wake(wait, ctx),
+            Next::Nothing => return,
         }
         self.state = State::Busy;
         let asked = Instant::now();
@@ -164,52 +174,32 @@ impl<H: Business> PartitionActor<H> {
         ctx.spawn(batch.map(|done, actor, ctx| actor.take(done, ctx)));
     }
 
-    fn has_work(&mut self, ctx: &mut Context<Self>) -> bool {
-        let now = Instant::now();
-        if let Some(not_before) = self.not_before.filter(|not_before| *not_before > now) {
-            self.wake(not_before - now, ctx);
-            return false;
-        }
-        self.not_before = None;
-        let has_work = match self.due.filter(|due| *due > now) {
-            Some(due) if self.window.is_empty() => {
-                self.wake(due - now, ctx);
-                false
-            }
-            Some(_) => true,
-            None => self.due.is_some() || !self.window.is_empty(),
-        };
-        has_work && !self.pauses(ctx)
-    }
-
     /// While the downstream is not to be called, nothing is claimed for it either.
     fn pauses(&mut self, ctx: &mut Context<Self>) -> bool {
         let engine = self.workers.engine();
         let pause = engine.handler.pause().and_then(|pause| Some((pause.wait?, pause.reason)));
         if self.paused != pause.is_some() {
             self.paused = pause.is_some();
-            let reason = pause.as_ref().map(|(_, reason)| reason.clone());
-            engine.status.partition_paused(self.partition, self.epoch, reason);
+            self.show_pause(pause.as_ref().map(|(_, reason)| reason.clone()).or_else(|| self.agenda.too_many()));
         }
         let Some((wait, _)) = pause else { return false };
         self.wake(wait, ctx);
         true
     }
 
-    /// Held events that are due and the window take turns, so that neither starves.
+    /// The batch to run now; nothing once the stop flag is raised.
     fn next_batch(&mut self) -> Option<RunBatch<H::Answer>> {
         if self.stop.is_raised() {
             return None;
         }
-        let is_due = self.due.is_some_and(|due| due <= Instant::now());
-        let due_now = is_due && (!self.due_last || self.window.is_empty());
-        self.due_last = due_now;
-        let work = if due_now {
-            self.due = None;
-            Work::Due(self.batch_max)
-        } else {
-            Work::Window(self.window.take(self.batch_max)?)
+        let next = self.agenda.next(self.window.is_empty(), Instant::now());
+        let work = match next {
+            Next::Requests => Work::Requests,
+            Next::Held { requested_only } => Work::Held { limit: self.batch_max, requested_only },
+            Next::Window => Work::Window(self.window.take(self.batch_max)?),
+            Next::Wait(_) | Next::Nothing => return None,
         };
+        self.agenda.begun(next);
         Some(RunBatch {
             partition: self.partition,
             source: self.source,
@@ -218,6 +208,7 @@ impl<H: Business> PartitionActor<H> {
             skips: Arc::clone(&self.skips),
             doubt: self.doubt,
             work,
+            held: self.agenda.held(),
             answers: self.answers.clone(),
             stop: self.stop.clone(),
         })
@@ -229,7 +220,7 @@ impl<H: Business> PartitionActor<H> {
         self.show_in_flight(None);
         match done {
             None => {}
-            Some(Done::Settled(settled)) => self.settle(&settled),
+            Some(Done::Settled(settled)) => self.settle(settled),
             Some(Done::Again(again)) => {
                 self.window.abandon();
                 self.recover(again, ctx);
@@ -238,16 +229,13 @@ impl<H: Business> PartitionActor<H> {
             Some(Done::Fenced) => self.end(Report::Fenced, ctx),
             Some(Done::WentBack(words)) => self.end(Report::WentBack(words), ctx),
             Some(Done::Died) => self.end(Report::Died, ctx),
-            Some(Done::Stop(reason)) => self.end(Report::Stop(reason), ctx),
+            Some(Done::Stop { reason, serves }) => self.stop_here(reason, serves, ctx),
         }
         self.pump(ctx);
     }
 
-    fn settle(&mut self, settled: &Settled) {
+    fn settle(&mut self, settled: Settled) {
         let now = Instant::now();
-        self.outages = 0;
-        let waits = settled.wait.map(|_| "the provider wants to be left alone for a while".to_owned());
-        self.workers.engine().status.partition_paused(self.partition, self.epoch, waits);
         if let Some(frontier) = settled.frontier {
             self.window.settle(&settled.given_back);
             assert_eq!(self.window.frontier().next_offset, frontier.next_offset, "the row and the window agree on the frontier");
@@ -258,15 +246,36 @@ impl<H: Business> PartitionActor<H> {
             self.workers.engine().status.progressed(self.partition, self.epoch);
         }
         self.show_window();
-        let next_due = settled.next_due.map(|wait| now + wait);
-        self.due = match settled.frontier {
-            Some(_) => [self.due, next_due].into_iter().flatten().min(),
-            None => next_due,
-        };
+        self.agenda.settled(settled.wait, now);
+        let was_away = std::mem::take(&mut self.outages) > 0;
+        if let Some(held) = settled.held {
+            self.know(held, now);
+        } else if was_away && !self.paused {
+            self.show_pause(self.agenda.too_many());
+        }
         // After events that were not started, or rows that were refused, the next batch is small, and grows again.
         let most = if settled.given_back.is_empty() { 2 * self.batch_max } else { (2 * settled.started).max(PROBE_BATCH) };
         self.batch_max = most.min(self.workers.engine().batch_max);
-        self.not_before = settled.wait.map(|wait| now + wait);
+    }
+
+    /// Takes in what is open now. Too many: the partition pauses, and says so.
+    fn know(&mut self, held: OpenHeld, now: Instant) {
+        let paused = self.agenda.too_many().is_some();
+        self.workers.engine().status.change(self.partition, self.epoch, |known| known.held_open = held.count);
+        self.agenda.know(held, now);
+        let too_many = self.agenda.too_many();
+        match &too_many {
+            Some(reason) if !paused => error!(partition = self.partition, reason, "the partition pauses"),
+            None if paused => info!(partition = self.partition, "fewer held events are open: the partition goes on"),
+            Some(_) | None => {}
+        }
+        if !self.paused {
+            self.show_pause(too_many);
+        }
+    }
+
+    fn show_pause(&self, reason: Option<String>) {
+        self.workers.engine().status.partition_paused(self.partition, self.epoch, reason);
     }
 
     /// One of the records is the offender: the next batch has half of them, until it stands alone and is held.
@@ -274,7 +283,7 @@ impl<H: Business> PartitionActor<H> {
         self.window.abandon();
         self.batch_max = (refusal.records / 2).max(1);
         if refusal.held_row.is_some() {
-            self.due = Some(Instant::now());
+            self.agenda.again();
         }
         warn!(partition = self.partition, records = refusal.records, error = refusal.error, "rolled back; it runs again in halves");
     }
@@ -286,8 +295,7 @@ impl<H: Business> PartitionActor<H> {
             warn!(partition = self.partition, error = again.error, "waiting; the batch runs again");
         }
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
-        let reason = again.error;
-        self.workers.engine().status.partition_paused(self.partition, self.epoch, Some(reason));
+        self.show_pause(Some(again.error));
         self.state = State::Busy;
         let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);
@@ -309,7 +317,7 @@ impl<H: Business> PartitionActor<H> {
         }));
     }
 
-    fn go_on(&mut self, (ownership, next_due): (Ownership, Option<Duration>), ctx: &mut Context<Self>) {
+    fn go_on(&mut self, (ownership, held): (Ownership, OpenHeld), ctx: &mut Context<Self>) {
         if let Some(words) = ownership.went_back {
             self.end(Report::WentBack(words), ctx);
         } else if !self.written.allows(ownership.next_offset) {
@@ -323,8 +331,21 @@ impl<H: Business> PartitionActor<H> {
             self.written = Written::known(ownership.next_offset);
             self.skips = Arc::new(ownership.skips);
             self.doubt = ownership.doubt;
-            self.due = next_due.map(|wait| Instant::now() + wait);
+            self.know(held, Instant::now());
         }
+    }
+
+    /// A person must look. Unless the fence or the schema is the cause, what operators ask for is done meanwhile.
+    fn stop_here(&mut self, reason: String, serves: bool, ctx: &mut Context<Self>) {
+        if !serves || self.agenda.is_stopped() {
+            self.end(Report::Stop(reason), ctx);
+            return;
+        }
+        self.agenda.stop();
+        self.ending = None;
+        self.window = Window::positioned(self.window.frontier().next_offset);
+        self.show_window();
+        let _ = self.supervisor.send(Reported { partition: self.partition, run: self.run, report: Report::Stop(reason) });
     }
 
     fn end(&mut self, report: Report, ctx: &mut Context<Self>) {
@@ -343,7 +364,7 @@ impl<H: Business> PartitionActor<H> {
     fn show_in_flight(&self, batch: Option<&RunBatch<H::Answer>>) {
         let events = match batch.map(|batch| &batch.work) {
             Some(Work::Window(window)) => window.records().len(),
-            Some(Work::Due(_)) | None => 0, // how many are due only their transaction will know
+            Some(Work::Requests | Work::Held { .. }) | None => 0, // how many are due only their transaction will know
         };
         self.workers.engine().status.in_flight(self.partition, self.epoch, events);
     }
@@ -373,20 +394,20 @@ impl<H: Business> PartitionActor<H> {
     }
 }
 
-/// Compare-and-set on the epoch, then what every bump is followed by: attempts of the past are converted and due times read.
+/// Compare-and-set on the epoch, then what every bump is followed by: attempts of the past are converted, and what is open is read.
 async fn take_new_epoch<H: Business>(
     workers: &Workers<H>,
     source: SourceId,
     epoch: Epoch,
-) -> Result<Option<(Ownership, Option<Duration>)>, DbError> {
+) -> Result<Option<(Ownership, OpenHeld)>, DbError> {
     let engine = workers.engine();
     let mut session = engine.store.control.get().await.map_err(DbError::from)?;
     let Some(ownership) = consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await? else { return Ok(None) };
     CrashPoint::Bumped.passed();
     attempts::convert_leftovers(&mut session, source).await?;
     CrashPoint::LeftoversConverted.passed();
-    let next_due = held_events::next_due(&mut session, source).await?;
-    Ok(Some((ownership, next_due)))
+    let held = held_turns::open(&mut session, source).await?;
+    Ok(Some((ownership, held)))
 }
 
 impl<H: Business> Actor for PartitionActor<H> {
@@ -394,6 +415,8 @@ impl<H: Business> Actor for PartitionActor<H> {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX);
+        let opening = std::mem::take(&mut self.opening);
+        self.know(opening, Instant::now());
         self.pump(ctx);
     }
 }
@@ -402,7 +425,7 @@ impl<H: Business> Handler<Records> for PartitionActor<H> {
     type Result = ();
 
     fn handle(&mut self, Records(handed): Records, ctx: &mut Self::Context) {
-        if self.ending.is_some() || self.stop.is_raised() {
+        if self.ending.is_some() || self.stop.is_raised() || self.agenda.is_stopped() {
             return; // what is not settled is read again, by whoever comes next
         }
         match self.window.offer(handed) {
@@ -416,6 +439,15 @@ impl<H: Business> Handler<Records> for PartitionActor<H> {
             }
             Err(other @ Refused::OtherRecord(_)) => self.ending = Some(Report::Stop(other.to_string())),
         }
+        self.pump(ctx);
+    }
+}
+
+impl<H: Business> Handler<Requested> for PartitionActor<H> {
+    type Result = ();
+
+    fn handle(&mut self, Requested: Requested, ctx: &mut Self::Context) {
+        self.agenda.request();
         self.pump(ctx);
     }
 }

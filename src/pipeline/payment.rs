@@ -54,7 +54,7 @@ pub struct ChargeBatch {
 pub struct Charge {
     /// The event: the idempotency key.
     pub event_id: Uuid,
-    /// Charges with the same key (the order's id) are asked for one after the other.
+    /// Charges of one sequence are asked for one after the other, and not at all behind one whose effect may still come.
     pub key: i64,
     /// The event's content.
     pub digest: EventDigest,
@@ -76,6 +76,8 @@ pub enum Called {
         /// How long not to try.
         wait: Duration,
     },
+    /// Nobody was called: the effect of an earlier event of its sequence may still come.
+    Behind,
 }
 
 /// An answer as it survives a rolled-back transaction.
@@ -279,21 +281,15 @@ impl Queue {
         Self { ready, behind, keys: charges.iter().map(|charge| charge.key).collect(), results: vec![None; charges.len()] }
     }
 
-    /// Takes a result. The next of the key can start, unless this one was not started: then none of them is.
+    /// Takes a result. The next of the key can start, unless this one was not started or its effect may still come: then none of them
+    /// is.
     fn done(&mut self, index: usize, called: Called) {
-        let stays = match &called {
-            Called::NotStarted { .. } => true,
-            Called::Answered(kept) => matches!(kept.answer, Answer::Configuration { .. }),
-        };
-        let wait = match &called {
-            Called::NotStarted { wait } => *wait,
-            Called::Answered(kept) => kept.answer.wait_for_all().unwrap_or_default(),
-        };
+        let of_the_others = for_later(&called);
         self.results[index] = Some(called);
         let Some(tail) = self.behind.get_mut(&self.keys[index]) else { return };
-        if stays {
+        if let Some(same) = of_the_others {
             for later in tail.drain(..) {
-                self.results[later] = Some(Called::NotStarted { wait });
+                self.results[later] = Some(same.clone());
             }
         } else if let Some(next) = tail.pop_front() {
             self.ready.insert(next);
@@ -310,6 +306,23 @@ impl Queue {
     fn results(self) -> Vec<Called> {
         let results = self.results.into_iter().map(|result| result.unwrap_or(Called::NotStarted { wait: Duration::ZERO }));
         results.collect()
+    }
+}
+
+/// What becomes of the later ones of a sequence; `None`: they can start.
+fn for_later(called: &Called) -> Option<Called> {
+    match called {
+        Called::NotStarted { wait } => Some(Called::NotStarted { wait: *wait }),
+        Called::Behind => Some(Called::Behind),
+        Called::Answered(kept) => match &kept.answer {
+            Answer::Charged { .. } | Answer::Declined { .. } | Answer::Rejected { .. } => None,
+            Answer::Configuration { wait, .. } | Answer::TooMany { wait } | Answer::NotReached { wait, .. } => {
+                Some(Called::NotStarted { wait: *wait })
+            }
+            Answer::Mismatch { .. } | Answer::InProgress { .. } | Answer::Unavailable { .. } | Answer::Unknown { .. } => {
+                Some(Called::Behind)
+            }
+        },
     }
 }
 
@@ -370,6 +383,7 @@ mod tests {
         let class = |called: &Called| match called {
             Called::Answered(kept) => kept.answer.class(),
             Called::NotStarted { .. } => "not_started",
+            Called::Behind => "behind",
         };
         called.iter().map(class).collect()
     }

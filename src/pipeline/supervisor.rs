@@ -23,12 +23,13 @@ use crate::pipeline::client::Client;
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::lives::{Life, Lives, Report, Reported};
 use crate::pipeline::offset::{Confirmed, OffsetActor, Release, Track};
-use crate::pipeline::partition::{Drain, PartitionActor};
+use crate::pipeline::partition::{Drain, PartitionActor, Requested};
 use crate::pipeline::rebalance::Rebalance;
 use crate::pipeline::takeover::{Late, Placed, Positioned, Rules, Taken, Takeover};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, SourceId};
 use crate::status::{Readiness, Status};
+use crate::store::{DbError, held_requests};
 
 /// The wait before a partition that could not go on is taken up again, so that a fault that repeats does not spin.
 const RESTART_WAIT: Duration = Duration::from_millis(200);
@@ -36,6 +37,8 @@ const RESTART_WAIT: Duration = Duration::from_millis(200);
 /// How long an assign waits for the database. Until it is answered, librdkafka fetches nothing for this member, and its next rebalance,
 /// which may be everybody's, waits.
 const ASSIGN_PATIENCE: Duration = Duration::from_secs(2);
+/// How often the database is asked whether operators want something.
+const REQUESTS: Duration = Duration::from_secs(1);
 
 /// How often in a row actors may die on a partition that gets no further; then it stops.
 const DEATHS: u32 = 5;
@@ -271,7 +274,8 @@ impl<H: Business> Supervisor<H> {
         for partition in &partitions {
             let Some(owned) = self.partitions.end(*partition) else { continue };
             owned.stop.raise();
-            if let Life::Running { actor, .. } = owned.life {
+            if let Some((actor, _)) = owned.life.actor() {
+                let actor = actor.clone();
                 drains.push(async move {
                     // An actor that has ended is drained.
                     let _ = actor.send(Drain).await;
@@ -301,6 +305,25 @@ impl<H: Business> Supervisor<H> {
         }
     }
 
+    /// Tells the partitions for which there are requests. What cannot be asked or told now is a second later.
+    fn look_for_requests(&self, ctx: &mut Context<Self>) {
+        let workers = Arc::clone(&self.wiring.workers);
+        let requested = async move {
+            let engine = workers.engine();
+            let mut session = engine.store.control.get().await.map_err(DbError::from)?;
+            held_requests::requested(&mut session, &engine.group, &engine.topic).await
+        };
+        ctx.spawn(requested.into_actor(self).map(|requested, actor, ctx| {
+            for source in requested.unwrap_or_default() {
+                let lives = actor.partitions.all().filter_map(|owned| owned.life.actor());
+                if let Some((address, _)) = lives.into_iter().find(|(_, of)| *of == source) {
+                    let _ = address.try_send(Requested);
+                }
+            }
+            ctx.run_later(REQUESTS, |actor, ctx| actor.look_for_requests(ctx));
+        }));
+    }
+
     fn out_of_range(&mut self, ctx: &mut Context<Self>) {
         warn!("an offset lies outside the log; every partition is positioned anew");
         for (partition, source, epoch) in self.partitions.stop_all_running() {
@@ -314,10 +337,10 @@ impl<H: Business> Supervisor<H> {
 /// should nothing more come, Kafka would never hear of it.
 async fn track(offsets: &Addr<OffsetActor>, placed: &[Placed]) {
     for placed in placed {
-        if let Ok(Positioned { partition, epoch, committed, base, written, .. }) = placed.outcome {
-            let _ = offsets.send(Track { partition, epoch, committed }).await;
-            if written.surely >= Some(base) {
-                let _ = offsets.send(Confirmed { partition, epoch, next_offset: base }).await;
+        if let Ok(Positioned { partition, epoch, committed, base, written, .. }) = &placed.outcome {
+            let _ = offsets.send(Track { partition: *partition, epoch: *epoch, committed: *committed }).await;
+            if written.surely.is_some_and(|settled| *base <= settled) && *committed < Some(*base) {
+                let _ = offsets.send(Confirmed { partition: *partition, epoch: *epoch, next_offset: *base }).await;
             }
         }
     }
@@ -333,6 +356,7 @@ impl<H: Business> Actor for Supervisor<H> {
         if let Some(mut reports) = self.reports.1.take() {
             ctx.add_stream(futures_util::stream::poll_fn(move |cx| reports.poll_recv(cx)));
         }
+        self.look_for_requests(ctx);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, Offset, Record, RecordDigest, Skips, SourceId};
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::held_events::{HeldState, NewHeld};
+use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, Session, TransactionError, attempts, held_events};
 
 /// The wait between two tries while the database or the broker does not answer.
@@ -75,8 +76,8 @@ pub struct Positioned {
     pub skips: Skips,
     /// What Kafka had when it was taken over.
     pub committed: Option<NextOffset>,
-    /// When the first held event is due.
-    pub next_due: Option<Duration>,
+    /// What is open of its held events.
+    pub held: OpenHeld,
     /// Which new events may have been charged before the database went back in time.
     pub doubt: Doubt,
     /// Where the frontier is noted for whoever comes after this actor.
@@ -110,7 +111,7 @@ pub struct Late {
 
 /// The row, when its first held event is due, and whether the group had rows before. Outer `None`: the partition is gone; inner: the
 /// compare-and-set has failed.
-type Bumped = Option<Option<(Ownership, Option<Duration>, bool)>>;
+type Bumped = Option<Option<(Ownership, OpenHeld, bool)>>;
 
 /// Never dropped unfinished: a bump that nobody waits for would still be one.
 type Bumping = tokio::task::JoinHandle<Bumped>;
@@ -205,10 +206,10 @@ impl Takeover {
             Self::again(this, async || pin(engine, &ends).await.map_err(|error| error.to_string())).await?;
         }
         let bumped = Self::again(this, async || self.bump(engine).await).await?;
-        Some(bumped.map(|(ownership, next_due)| (ownership, next_due, group_is_known)))
+        Some(bumped.map(|(ownership, held)| (ownership, held, group_is_known)))
     }
 
-    async fn bump<H: Business>(&self, engine: &Engine<H>) -> Result<Option<(Ownership, Option<Duration>)>, String> {
+    async fn bump<H: Business>(&self, engine: &Engine<H>) -> Result<Option<(Ownership, OpenHeld)>, String> {
         let _serial = self.bumping.lock().await;
         if self.cancelled.is_raised() {
             return Err("the partition is gone".to_owned());
@@ -225,8 +226,8 @@ impl Takeover {
             CrashPoint::Bumped.passed();
             attempts::convert_leftovers(&mut session, ownership.source).await?;
             CrashPoint::LeftoversConverted.passed();
-            let next_due = held_events::next_due(&mut session, ownership.source).await?;
-            Ok::<_, DbError>(Some((ownership, next_due)))
+            let held = held_turns::open(&mut session, ownership.source).await?;
+            Ok::<_, DbError>(Some((ownership, held)))
         };
         bumped.await.map_err(|error| error.to_string())
     }
@@ -235,12 +236,12 @@ impl Takeover {
     /// failed; `None` when the partition is gone.
     async fn place<H: Business>(
         &self,
-        bumped: Option<(Ownership, Option<Duration>, bool)>,
+        bumped: Option<(Ownership, OpenHeld, bool)>,
         log: Log,
         engine: &Engine<H>,
         rules: Rules,
     ) -> Option<Option<Placed>> {
-        let Some((mut ownership, next_due, group_is_known)) = bumped else { return Some(None) };
+        let Some((mut ownership, held, group_is_known)) = bumped else { return Some(None) };
         let this = std::slice::from_ref(self);
         if let Some(ahead) = self.went_back(&ownership, log) {
             let doubted = async || store_doubt(engine, ownership.source, ahead).await.map_err(|error| error.to_string());
@@ -271,7 +272,7 @@ impl Takeover {
         }
         let outcome = match beginning {
             Err(refusal) => Err(refusal.to_string()),
-            Ok(beginning) => Ok(self.positioned(ownership, next_due, log, beginning)),
+            Ok(beginning) => Ok(self.positioned(ownership, held, log, beginning)),
         };
         Some(Some(Placed { partition: self.partition, run: self.run, outcome, fallback: log.end }))
     }
@@ -299,7 +300,7 @@ impl Takeover {
         Some(ahead)
     }
 
-    fn positioned(&self, ownership: Ownership, next_due: Option<Duration>, log: Log, beginning: Beginning) -> Positioned {
+    fn positioned(&self, ownership: Ownership, held: OpenHeld, log: Log, beginning: Beginning) -> Positioned {
         let digest = ownership.last_record_digest.filter(|_| beginning.has_witness);
         Positioned {
             partition: self.partition,
@@ -310,7 +311,7 @@ impl Takeover {
             witness: digest.map(|digest| Witness { offset: Offset(beginning.base.0 - 1), digest }),
             skips: ownership.skips,
             committed: log.committed,
-            next_due,
+            held,
             doubt: ownership.doubt,
             wrote: self.wrote.clone(),
         }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Uuid as SqlUuid};
+use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
 use super::payments::{self, PaymentRow};
@@ -145,10 +145,35 @@ pub async fn settle(
         charge_ids: begun_without_payment.iter().map(|begun| begun.provider_charge_id.as_deref().map(storable)).collect(),
     };
     s.change("settle_attempts", settle).await?;
-    if !paid.is_empty() {
-        s.change("forget_attempts", Forget { ids: paid }).await?;
+    forget(s, paid).await
+}
+
+/// Deletes what is known of attempts for these events: they are paid, or an operator has found out that none was made.
+///
+/// # Errors
+/// The statement failed.
+pub async fn forget(s: &mut Session, ids: &[Uuid]) -> Result<(), DbError> {
+    if !ids.is_empty() {
+        s.change("forget_attempts", Forget { ids }).await?;
     }
     Ok(())
+}
+
+/// Notes the charge that an operator has found at the provider.
+///
+/// # Errors
+/// The statement failed.
+pub async fn note_charge(s: &mut Session, event_id: Uuid, digest: EventDigest, answer: &str, charge: &str) -> Result<(), DbError> {
+    let note = NoteCharge { event_id, digest: digest.0, answer, charge: storable(charge) };
+    s.change("note_charge", note).await.map(drop)
+}
+
+/// Whether an attempt without a payment may have been a charge.
+///
+/// # Errors
+/// The statement failed.
+pub async fn is_in_doubt(s: &mut Session, event_id: Uuid) -> Result<bool, DbError> {
+    Ok(s.row("is_in_doubt", InDoubt { event_id }).await?.unwrap_or(false))
 }
 
 /// Turns what a crash left of the partition's attempts into one unknown answer each, unless the event was paid. To be called after
@@ -346,6 +371,22 @@ statement! {
              ORDER BY event_id",
             upsert_attempt!()
         )
+    }
+}
+
+statement! {
+    NoteCharge<'a> { event_id: Uuid => SqlUuid, digest: i64 => BigInt, answer: &'a str => Text, charge: String => Text } -> () {
+        "INSERT INTO payment_attempt AS old (event_id, event_digest, first_attempt_at, last_attempt_at, unknown_answers, answer,
+                                             provider_charge_id)
+         VALUES (:event_id, :digest, now(), now(), 0, :answer, :charge)
+         ON CONFLICT (event_id) DO UPDATE SET answer = excluded.answer, provider_charge_id = excluded.provider_charge_id"
+    }
+}
+
+statement! {
+    InDoubt { event_id: Uuid => SqlUuid } -> Bool {
+        "SELECT EXISTS (SELECT FROM payment_attempt
+                        WHERE event_id = :event_id AND (unknown_answers > 0 OR provider_charge_id IS NOT NULL))"
     }
 }
 

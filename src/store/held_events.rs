@@ -1,6 +1,7 @@
 //! Held events: recorded with a reason, not applied.
 //!
-//! In: records and why they are held. Out: those that are due. It owns the rows of `held_event`.
+//! In: records and why they are held, and what became of them. Out: their counts. It owns the rows of `held_event`. Which of them can
+//! run is asked in `held_turns`, what operators ask for in `held_requests`, what is told to Kafka in `dead_letters`.
 //!
 //! Invariant: the record's bytes come back exactly as they went in, and no text of an error can be refused by the database.
 
@@ -9,10 +10,11 @@ use std::time::Duration;
 use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
+use super::packed_headers::{pack, unpack};
 use super::statement::statement;
-use super::{DbError, Session, duration, milliseconds, storable};
+use super::{DbError, Session, milliseconds, storable};
 use crate::handler::HeldReason;
-use crate::record::{Header, Offset, Record, RecordDigest, SourceId};
+use crate::record::{Offset, Record, RecordDigest, SourceId};
 
 /// Where a held event stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,21 +56,6 @@ pub struct NewHeld<'a> {
     pub attempts: i32,
     /// When it is due, from now; a retrying event without one is due at once.
     pub next_attempt_in: Option<Duration>,
-}
-
-/// A held event that is due; its row is locked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DueHeld {
-    /// The row.
-    pub id: i64,
-    /// The record as it was read.
-    pub record: Record,
-    /// How often it was tried.
-    pub attempts: i32,
-    /// How long it is held, by the database's clock.
-    pub first_held_age: Duration,
-    /// Its claim is in `processed_event`.
-    pub owns_claim: bool,
 }
 
 /// What became of a held event that was due.
@@ -121,7 +108,18 @@ impl HeldState {
         }
     }
 
-    pub(super) fn from_word(word: &str) -> Option<Self> {
+    /// Settled, or not yet.
+    #[must_use]
+    pub const fn is_open(self) -> bool {
+        match self {
+            Self::Retrying | Self::Waiting | Self::Parked | Self::Queued => true,
+            Self::Applied | Self::Discarded => false,
+        }
+    }
+
+    /// The state of a stored word.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == word)
     }
 }
@@ -143,6 +141,7 @@ pub async fn hold(s: &mut Session, source: SourceId, rows: &[NewHeld<'_>]) -> Re
         timestamps: rows.iter().map(|row| row.record.timestamp_ms).collect(),
         event_ids: rows.iter().map(|row| row.event_id).collect(),
         keys: rows.iter().map(|row| row.record.key.as_deref()).collect(),
+        key_digests: rows.iter().map(|row| row.record.key_digest().map(|digest| digest.0)).collect(),
         headers: rows.iter().map(|row| pack(&row.record.headers)).collect(),
         payloads: rows.iter().map(|row| row.record.payload.as_deref()).collect(),
         reasons: rows.iter().map(|row| row.reason.as_str()).collect(),
@@ -157,16 +156,18 @@ pub async fn hold(s: &mut Session, source: SourceId, rows: &[NewHeld<'_>]) -> Re
     Ok(())
 }
 
-/// Locks up to `limit` events of the partition that are due, oldest row first.
+/// Notes that these locked events have their claim now.
 ///
 /// # Errors
-/// The statement failed, or a row's headers are broken.
-pub async fn lock_due(s: &mut Session, source: SourceId, limit: i64) -> Result<Vec<DueHeld>, DbError> {
-    let rows: Vec<DueRow> = s.rows("lock_due", LockDue { source: source.0, limit }).await?;
-    rows.into_iter().map(read).collect()
+/// The statement failed.
+pub async fn owns_claim(s: &mut Session, ids: &[i64]) -> Result<(), DbError> {
+    if !ids.is_empty() {
+        s.change("owns_claim", OwnsClaim { ids }).await?;
+    }
+    Ok(())
 }
 
-/// Writes what became of held events that [`lock_due`] returned.
+/// Writes what became of held events that are locked.
 ///
 /// # Errors
 /// The statement failed.
@@ -193,15 +194,6 @@ pub async fn update(s: &mut Session, updates: &[(i64, HeldUpdate)]) -> Result<()
     Ok(())
 }
 
-/// How long until the partition's earliest retrying event is due: zero when it is overdue, `None` when there is none.
-///
-/// # Errors
-/// The statement failed.
-pub async fn next_due(s: &mut Session, source: SourceId) -> Result<Option<Duration>, DbError> {
-    let in_ms: Option<Option<i64>> = s.within("next_due", async |s| s.row("next_due", NextDue { source: source.0 }).await).await?;
-    Ok(in_ms.flatten().map(duration))
-}
-
 /// How many events of the group and topic are held, by reason and state.
 ///
 /// # Errors
@@ -209,7 +201,7 @@ pub async fn next_due(s: &mut Session, source: SourceId) -> Result<Option<Durati
 pub async fn counts(s: &mut Session, group: &str, topic: &str) -> Result<Vec<(HeldReason, HeldState, i64)>, DbError> {
     let rows: Vec<(String, String, i64)> = s.within("counts", async |s| s.rows("counts", Count { group, topic }).await).await?;
     let count = |(reason, state, count): (String, String, i64)| {
-        let known = (HeldReason::ALL.into_iter().find(|known| known.as_str() == reason), HeldState::from_word(&state));
+        let known = (HeldReason::from_word(&reason), HeldState::from_word(&state));
         match known {
             (Some(reason), Some(state)) => Ok((reason, state, count)),
             _ => Err(DbError::program("counts", format_args!("held events of unknown reason {reason:?} or state {state:?}"))),
@@ -243,62 +235,29 @@ fn change(update: &HeldUpdate) -> Change<'_> {
     }
 }
 
-type DueRow = (i64, i32, i64, Option<i64>, Option<Vec<u8>>, Vec<u8>, Option<Vec<u8>>, i32, bool, i64);
-
-fn read(row: DueRow) -> Result<DueHeld, DbError> {
-    let (id, partition, offset, timestamp_ms, key, headers, payload, attempts, owns_claim, age_ms) = row;
-    let headers =
-        unpack(&headers).ok_or_else(|| DbError::program("lock_due", format_args!("held event {id}: its headers are broken")))?;
-    let record = Record {
+/// The columns from which a record is read: partition, offset, timestamp, key, headers, payload.
+pub(super) type RecordColumns = (i32, i64, Option<i64>, Option<Vec<u8>>, Vec<u8>, Option<Vec<u8>>);
+pub(super) fn read_record(id: i64, columns: RecordColumns) -> Result<Record, DbError> {
+    let (partition, offset, timestamp_ms, key, headers, payload) = columns;
+    let broken = || DbError::program("held_event", format_args!("held event {id}: its headers are broken"));
+    Ok(Record {
         partition,
         offset: Offset(offset),
         timestamp_ms,
         key: key.map(Into::into),
-        headers,
+        headers: unpack(&headers).ok_or_else(broken)?,
         payload: payload.map(Into::into),
-    };
-    Ok(DueHeld { id, record, attempts, first_held_age: duration(age_ms), owns_claim })
+    })
 }
 
-/// The length of a value that is null.
-const NULL: u32 = u32::MAX;
-
-/// All headers in one value, each part behind its length (big-endian, four bytes), so that no byte is special. Frozen: it is stored.
-fn pack(headers: &[Header]) -> Vec<u8> {
-    // A record is far below 4 GiB, so every length fits.
-    let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("a header of less than 4 GiB").to_be_bytes();
-    let mut packed = u32::try_from(headers.len()).expect("less than 4 G headers").to_be_bytes().to_vec();
-    for (name, value) in headers {
-        packed.extend_from_slice(&length(name));
-        packed.extend_from_slice(name);
-        packed.extend_from_slice(&value.as_deref().map_or(NULL.to_be_bytes(), length));
-        packed.extend_from_slice(value.as_deref().unwrap_or_default());
-    }
-    packed
+pub(super) fn read_state(id: i64, word: &str) -> Result<HeldState, DbError> {
+    HeldState::from_word(word)
+        .ok_or_else(|| DbError::program("held_event", format_args!("held event {id}: its state {word:?} is unknown")))
 }
 
-fn unpack(mut packed: &[u8]) -> Option<Box<[Header]>> {
-    fn number(packed: &mut &[u8]) -> Option<u32> {
-        let (number, rest) = packed.split_first_chunk()?;
-        *packed = rest;
-        Some(u32::from_be_bytes(*number))
-    }
-    fn bytes(packed: &mut &[u8], length: u32) -> Option<Box<[u8]>> {
-        let (bytes, rest) = packed.split_at_checked(length as usize)?;
-        *packed = rest;
-        Some(bytes.into())
-    }
-    let mut headers = Vec::new();
-    for _ in 0..number(&mut packed)? {
-        let length = number(&mut packed)?;
-        let name = bytes(&mut packed, length)?;
-        let value = match number(&mut packed)? {
-            NULL => None,
-            length => Some(bytes(&mut packed, length)?),
-        };
-        headers.push((name, value));
-    }
-    packed.is_empty().then(|| headers.into())
+pub(super) fn read_reason(id: i64, word: &str) -> Result<HeldReason, DbError> {
+    HeldReason::from_word(word)
+        .ok_or_else(|| DbError::program("held_event", format_args!("held event {id}: its reason {word:?} is unknown")))
 }
 
 // Sorted as given, so that `id` tells the order in which events are to run again.
@@ -306,39 +265,32 @@ statement! {
     Hold<'a> {
         source: i32 => Integer, offsets: Vec<i64> => Array<BigInt>, digests: Vec<i64> => Array<BigInt>,
         timestamps: Vec<Option<i64>> => Array<Nullable<BigInt>>, event_ids: Vec<Option<Uuid>> => Array<Nullable<SqlUuid>>,
-        keys: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>, headers: Vec<Vec<u8>> => Array<Binary>,
+        keys: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>, key_digests: Vec<Option<i64>> => Array<Nullable<BigInt>>, headers: Vec<Vec<u8>> => Array<Binary>,
         payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>, reasons: Vec<&'a str> => Array<Text>,
         errors: Vec<String> => Array<Text>, states: Vec<&'a str> => Array<Text>, own_claims: Vec<bool> => Array<Bool>,
         charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
         due_in_ms: Vec<Option<i64>> => Array<Nullable<BigInt>>,
     } -> () {
-        "INSERT INTO held_event AS held (source_id, source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
-                                 state, owns_claim, provider_charge_id, attempts, next_attempt_at)
-         SELECT :source, source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
-                state, owns_claim, charge_id, attempts, clock_timestamp() + due_in_ms * interval '1 millisecond'
-         FROM unnest(:offsets, :digests, :timestamps, :event_ids, :keys, :headers, :payloads, :reasons, :errors,
+        "INSERT INTO held_event AS held (source_id, source_offset, record_digest, record_timestamp, event_id, key, key_digest, headers, payload, reason,
+                                 error, state, owns_claim, provider_charge_id, attempts, next_attempt_at, first_tried_at)
+         SELECT :source, source_offset, record_digest, record_timestamp, event_id, key, key_digest, headers, payload, reason,
+                error, state, owns_claim, charge_id, attempts, clock_timestamp() + due_in_ms * interval '1 millisecond',
+                CASE WHEN attempts > 0 THEN now() END
+         FROM unnest(:offsets, :digests, :timestamps, :event_ids, :keys, :key_digests, :headers, :payloads, :reasons, :errors,
                      :states, :own_claims, :charge_ids, :attempts, :due_in_ms) WITH ORDINALITY
-              AS new (source_offset, record_digest, record_timestamp, event_id, key, headers, payload, reason, error,
+              AS new (source_offset, record_digest, record_timestamp, event_id, key, key_digest, headers, payload, reason, error,
                       state, owns_claim, charge_id, attempts, due_in_ms, place)
          ORDER BY place
          ON CONFLICT (source_id, source_offset, record_digest) DO UPDATE SET
              reason = excluded.reason, error = excluded.error, state = excluded.state, owns_claim = true, event_id = excluded.event_id,
-             provider_charge_id = excluded.provider_charge_id, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at
+             provider_charge_id = excluded.provider_charge_id, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
+             first_tried_at = excluded.first_tried_at, relayed_at = NULL
          WHERE excluded.owns_claim AND NOT held.owns_claim"
     }
 }
 
 statement! {
-    LockDue { source: i32 => Integer, limit: i64 => BigInt }
-    -> (BigInt, Integer, BigInt, Nullable<BigInt>, Nullable<Binary>, Binary, Nullable<Binary>, Integer, Bool, BigInt) {
-        "SELECT held.id, partition, source_offset, record_timestamp, key, headers, payload, attempts, owns_claim,
-                (extract(epoch FROM clock_timestamp() - held_at) * 1000)::bigint
-         FROM held_event AS held JOIN consumed_partition ON consumed_partition.id = source_id
-         WHERE source_id = :source AND state = 'retrying' AND next_attempt_at <= statement_timestamp()
-         ORDER BY held.id
-         LIMIT :limit
-         FOR UPDATE OF held"
-    }
+    OwnsClaim<'a> { ids: &'a [i64] => Array<BigInt> } -> () { "UPDATE held_event SET owns_claim = true WHERE id = ANY(:ids)" }
 }
 
 statement! {
@@ -350,20 +302,14 @@ statement! {
     } -> () {
         "UPDATE held_event AS held SET
              state = new.state, reason = coalesce(new.reason, held.reason), error = coalesce(new.error, held.error),
-             note = coalesce(new.note, held.note), attempts = held.attempts + new.attempts,
+             note = nullif(concat_ws('; ', held.note, new.note), ''), attempts = held.attempts + new.attempts,
              provider_charge_id = coalesce(new.charge_id, held.provider_charge_id),
-             next_attempt_at = clock_timestamp() + new.due_in_ms * interval '1 millisecond'
+             next_attempt_at = clock_timestamp() + new.due_in_ms * interval '1 millisecond',
+             first_tried_at = CASE WHEN new.attempts > 0 THEN coalesce(held.first_tried_at, now()) ELSE held.first_tried_at END,
+             relayed_at = CASE WHEN new.state <> 'parked' THEN held.relayed_at END
          FROM unnest(:ids, :states, :reasons, :errors, :notes, :charge_ids, :attempts, :due_in_ms)
               AS new (id, state, reason, error, note, charge_id, attempts, due_in_ms)
          WHERE held.id = new.id"
-    }
-}
-
-// Rounded up: who waits this long finds the event due.
-statement! {
-    NextDue { source: i32 => Integer } -> Nullable<BigInt> {
-        "SELECT ceil(extract(epoch FROM min(next_attempt_at) - clock_timestamp()) * 1000)::bigint
-         FROM held_event WHERE source_id = :source AND state = 'retrying'"
     }
 }
 
@@ -373,27 +319,5 @@ statement! {
          FROM held_event JOIN consumed_partition ON consumed_partition.id = source_id
          WHERE consumer_group = :group AND topic = :topic
          GROUP BY reason, state"
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_come_back_as_they_went_in_and_broken_ones_are_refused() {
-        let headers: Box<[Header]> = Box::new([
-            (b"plain"[..].into(), Some(b"text"[..].into())),
-            (b"plain"[..].into(), None),
-            (Box::default(), Some(Box::default())),
-            (b"\xff\xfe\0"[..].into(), Some(b"\0\xff"[..].into())),
-        ]);
-        let packed = pack(&headers);
-        assert_eq!(unpack(&packed).as_deref(), Some(&*headers));
-        assert_eq!(packed[..13], *b"\0\0\0\x04\0\0\0\x05plain", "stored, so frozen");
-        for cut in 0..packed.len() {
-            assert_eq!(unpack(&packed[..cut]), None, "{cut}");
-        }
-        assert_eq!(unpack(&[packed, vec![0]].concat()), None);
     }
 }

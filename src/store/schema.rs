@@ -43,6 +43,7 @@ diesel::table! {
         record_timestamp -> Nullable<Int8>,
         event_id -> Nullable<Uuid>,
         key -> Nullable<Bytea>,
+        key_digest -> Nullable<Int8>,
         headers -> Bytea,
         payload -> Nullable<Bytea>,
         reason -> Text,
@@ -55,6 +56,7 @@ diesel::table! {
         provider_charge_id -> Nullable<Text>,
         attempts -> Int4,
         next_attempt_at -> Nullable<Timestamptz>,
+        first_tried_at -> Nullable<Timestamptz>,
         held_at -> Timestamptz,
         relayed_at -> Nullable<Timestamptz>,
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Order, World, eventually, eventually_equal};
+use crate::support::{Order, World, eventually, eventually_equal, stub};
 
 fn paid(world: &World) -> Vec<String> {
     world.database.column("SELECT event_id FROM payment ORDER BY 1")
@@ -76,4 +76,19 @@ fn a_partition_added_later_begins_at_its_beginning_also_when_new_groups_start_at
     new.extend(early);
     eventually("it is taken over", || engine.status()["partitions"].as_array().is_some_and(|owned| owned.len() == 3));
     eventually_equal("its first records are applied", ids(&new), || paid(&world));
+}
+
+#[test]
+fn what_is_settled_and_kafka_was_never_told_is_committed_though_no_record_comes() {
+    let (world, stub) = (World::with_partitions(2), stub());
+    let orders = Order::some(6);
+    world.topic.send(orders.iter().map(Order::message));
+    let engine = world.engine().provider(&stub.url()).start();
+    eventually_equal("settled", 0, || world.topic.lag(&world.group));
+    assert!(engine.terminate().success());
+    world.topic.forget_group(&world.group);
+    eventually_equal("Kafka knows no position", 6, || world.topic.lag(&world.group));
+    let _next = world.engine().provider(&stub.url()).start();
+    eventually_equal("Kafka knows again", 0, || world.topic.lag(&world.group));
+    assert_eq!(stub.calls().posts, 6);
 }

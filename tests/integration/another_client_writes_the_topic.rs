@@ -31,11 +31,14 @@ fn what_kafkas_own_console_producer_wrote_is_charged_once_across_a_kill() {
     assert_eq!(exit_code(audit.status), 0, "{}", String::from_utf8_lossy(&audit.stdout));
 }
 
+/// Its logger speaks of every setting.
+const QUIET: &str = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
+
 /// A line for each order: key, tab, payload.
 fn console_producer<'a>(world: &World, orders: impl Iterator<Item = &'a Order>) {
     let jars = format!("{}/*", server("ONCEWARD_TEST_KAFKA_JARS"));
     let mut java = Command::new("java");
-    java.args(["-cp", &jars, "-XX:TieredStopAtLevel=1", "org.apache.kafka.tools.ConsoleProducer"])
+    java.args(["-cp", &jars, "-XX:TieredStopAtLevel=1", QUIET, "org.apache.kafka.tools.ConsoleProducer"])
         .args(["--bootstrap-server", &server("ONCEWARD_TEST_KAFKA"), "--topic", world.topic.name()])
         .args(["--reader-property", "parse.key=true", "--compression-codec", "lz4"])
         .stdin(Stdio::piped());

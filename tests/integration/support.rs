@@ -32,7 +32,7 @@ pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
-pub use topic::{Message, Topic};
+pub use topic::{Message, Read, Topic};
 
 /// One test's own world.
 pub struct World {

@@ -54,6 +54,7 @@ impl EngineBuilder {
             .set("kafka.group", world.group.as_str())
             .set("database.url", world.database.url())
             .set("provider.url", world.provider.url())
+            .set("held.dead_letters", false) // their topic would have to be made
             .set("log.level", "info");
         SCALED.into_iter().fold(builder, |builder, (key, value)| builder.set(key, value))
     }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
-use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
@@ -27,6 +28,32 @@ pub struct Message {
     payload: Option<Vec<u8>>,
     headers: Vec<(String, Option<Vec<u8>>)>,
     timestamp_ms: Option<i64>,
+}
+
+/// A record as it was read back.
+#[derive(Clone, Debug)]
+pub struct Read {
+    pub key: Option<Vec<u8>>,
+    pub payload: Option<Vec<u8>>,
+    /// Name and value as text, in their order.
+    pub headers: Vec<(String, Option<String>)>,
+}
+
+impl Read {
+    fn of(message: &rdkafka::message::BorrowedMessage<'_>) -> Self {
+        let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+        let headers = message.headers().into_iter().flat_map(|headers| headers.iter());
+        Self {
+            key: message.key().map(Into::into),
+            payload: message.payload().map(Into::into),
+            headers: headers.map(|header| (header.key.to_owned(), header.value.map(text))).collect(),
+        }
+    }
+
+    /// The value of the last header of this name.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().rev().find(|(found, _)| found == name).and_then(|(_, value)| value.as_deref())
+    }
 }
 
 impl Message {
@@ -65,7 +92,13 @@ impl Message {
 impl Topic {
     /// Makes it; the name must be new.
     pub fn create(name: &str, partitions: i32) -> Self {
+        Self::configured(name, partitions, &[])
+    }
+
+    /// Makes it with settings of its own.
+    pub fn configured(name: &str, partitions: i32, settings: &[(&str, &str)]) -> Self {
         let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let topic = settings.iter().fold(topic, |topic, (key, value)| topic.set(key, value));
         let made = block_on(admin().create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
         assert_eq!(made, vec![Ok(name.to_owned())]);
         let producer = client().set("linger.ms", "1").set("acks", "all").create().expect("a producer");
@@ -93,6 +126,13 @@ impl Topic {
             .map(|sent| sent.expect("the broker takes it"))
             .map(|delivery| (delivery.partition, delivery.offset))
             .collect()
+    }
+
+    /// Changes a setting; all others are the broker's then.
+    pub fn alter(&self, key: &str, value: &str) {
+        let alter = AlterConfig::new(ResourceSpecifier::Topic(&self.name)).set(key, value);
+        let altered = block_on(admin().alter_configs([&alter], &AdminOptions::new())).expect("the broker answers");
+        assert!(altered.iter().all(Result::is_ok), "{altered:?}");
     }
 
     /// Adds partitions until there are so many.
@@ -135,6 +175,32 @@ impl Topic {
     pub fn ends(&self) -> BTreeMap<i32, i64> {
         let consumer = self.consumer("nobody");
         self.partitions(&consumer).into_iter().map(|partition| (partition, self.watermarks(&consumer, partition).1)).collect()
+    }
+
+    /// Every record of a topic, of whoever made it; none while it does not exist.
+    pub fn records_of(name: &str) -> Vec<Read> {
+        let consumer: BaseConsumer = client()
+            .set("group.id", "nobody")
+            .set("enable.auto.commit", "false")
+            .set("enable.partition.eof", "true")
+            .create()
+            .expect("a consumer");
+        let metadata = consumer.fetch_metadata(None, LIMIT).expect("the broker answers");
+        let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == name) else { return Vec::new() };
+        let mut list = TopicPartitionList::new();
+        for partition in topic.partitions() {
+            list.add_partition_offset(name, partition.id(), Offset::Beginning).expect("an offset");
+        }
+        consumer.assign(&list).expect("it is assigned");
+        let (mut records, mut ends) = (Vec::new(), 0);
+        while ends < topic.partitions().len() {
+            match consumer.poll(LIMIT).expect("the broker answers") {
+                Ok(message) => records.push(Read::of(&message)),
+                Err(KafkaError::PartitionEOF(_)) => ends += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        records
     }
 
     /// The offsets that a group has committed; partitions without one are left out.

@@ -59,7 +59,7 @@ async fn past_its_budget_the_connection_is_closed_and_the_body_still_awaited() {
 #[tokio::test]
 async fn a_body_that_ends_well_but_too_late_is_not_committed() {
     let (db, store) = Db::ready().await;
-    let limits = TimeLimits { budget: Duration::from_millis(50), ..LIMITS };
+    let limits = TimeLimits { budget: Duration::from_millis(500), ..LIMITS };
     let mut s = store.claims.get().await.unwrap();
     let late = s
         .transaction("slow", &limits, async |s| {

@@ -1,0 +1,421 @@
+//! `onceward held`: what is held, and what shall become of it.
+//!
+//! In: filters and requests. Out: rows for people or machines; requests on rows, which the owner of their partition carries out within a
+//! second or two. It owns nothing and applies nothing.
+//!
+//! Invariant: nothing but a request is written, and each that is not written is told with the reason.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+
+use anyhow::bail;
+use chrono::{DateTime, SecondsFormat, Utc};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::handler::HeldReason;
+use crate::held::Request;
+use crate::record::Header;
+use crate::store::held_events::HeldState;
+use crate::store::held_requests::{self, Filter, HeldRow};
+use crate::store::{DbError, Session, Store};
+
+/// The words.
+#[derive(Debug, Args)]
+pub struct Held {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Lists held events, the oldest first; without --state those that are not settled.
+    List(List),
+    /// Shows one held event whole: record, reason, requests.
+    Show {
+        /// The number in the list.
+        id: i64,
+        /// For people, or one line of JSON.
+        #[arg(long, value_enum, default_value_t = Format::Table)]
+        format: Format,
+    },
+    /// Asks for events to be tried again now.
+    Replay(Ask),
+    /// Asks for events to be given up for good. One whose outcome is unknown is resolved instead.
+    Discard(Ask),
+    /// Says whether an event with an unknown outcome was charged.
+    Resolve(Resolve),
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    only: Only,
+    /// In this state.
+    #[arg(long, value_name = "STATE", value_parser = state)]
+    state: Option<HeldState>,
+    /// The most rows.
+    #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..))]
+    limit: i64,
+    /// For people, or one line of JSON a row.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+struct Only {
+    /// Held for this reason.
+    #[arg(long, value_name = "REASON", value_parser = reason)]
+    reason: Option<HeldReason>,
+    /// With this record key, as text.
+    #[arg(long)]
+    key: Option<String>,
+    /// Of this partition.
+    #[arg(long)]
+    partition: Option<i32>,
+    /// Held at this time (RFC 3339) or later.
+    #[arg(long, value_name = "TIME")]
+    since: Option<DateTime<Utc>>,
+    /// Held before this time (RFC 3339).
+    #[arg(long, value_name = "TIME")]
+    until: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("which").required(true).multiple(true).args(["ids", "reason", "key", "partition", "since", "until"])))]
+struct Ask {
+    /// These events, by their numbers in the list; or all that the filters let through.
+    ids: Vec<i64>,
+    #[command(flatten)]
+    only: Only,
+    #[command(flatten)]
+    because: Because,
+}
+
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("found").required(true).args(["charged", "not_charged"])))]
+struct Resolve {
+    /// The number in the list.
+    id: i64,
+    /// It was charged, and the provider calls the charge by this name: the payment is written and nobody is asked.
+    #[arg(long, value_name = "CHARGE_ID")]
+    charged: Option<String>,
+    /// It was not charged: what is known of the attempt is forgotten, and it is tried again.
+    #[arg(long)]
+    not_charged: bool,
+    #[command(flatten)]
+    because: Because,
+}
+
+#[derive(Debug, Args)]
+struct Because {
+    /// Why; it is recorded with the event.
+    #[arg(long = "because", value_name = "TEXT")]
+    why: String,
+    /// Who asks; it is recorded with the event. By default the user of this shell.
+    #[arg(long, value_name = "NAME")]
+    actor: Option<String>,
+    /// Says what would be asked for, and asks for nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// For people, or one line of JSON an event.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+}
+
+/// Rows read or asked for at once.
+const PAGE: i64 = 500;
+
+impl Held {
+    /// Does it. Out: the text for standard output, and whether every event that was named took its request.
+    pub async fn run(&self, config: &Config, environment: &[(OsString, OsString)]) -> anyhow::Result<(String, bool)> {
+        let store = Store::connect(&config.database.settings(), 1)?;
+        let mut session = store.control.get().await.map_err(DbError::from)?;
+        let mut desk = Desk { session: &mut session, group: &config.kafka.group, topic: &config.kafka.topic };
+        match &self.what {
+            What::List(list) => Ok((desk.list(list).await?, true)),
+            What::Show { id, format } => Ok((desk.show(*id, *format).await?, true)),
+            What::Replay(ask) => desk.ask(&Request::Replay, &ask.filter(), &ask.because, environment).await,
+            What::Discard(ask) => desk.ask(&Request::Discard, &ask.filter(), &ask.because, environment).await,
+            What::Resolve(resolve) => {
+                let request = match &resolve.charged {
+                    Some(charge) if charge.trim().is_empty() => bail!("--charged needs the provider's name for the charge"),
+                    Some(charge) => Request::Charged(charge.trim().to_owned()),
+                    None => Request::NotCharged,
+                };
+                let filter = Filter { ids: Some(vec![resolve.id]), ..Filter::default() };
+                desk.ask(&request, &filter, &resolve.because, environment).await
+            }
+        }
+    }
+}
+
+impl Only {
+    fn filter(&self) -> Filter {
+        let key = self.key.as_ref().map(|key| key.clone().into_bytes());
+        let Self { reason, partition, since, until, .. } = *self;
+        Filter { ids: None, states: None, reason, key, partition, since, until }
+    }
+}
+
+impl Ask {
+    /// Without numbers: whatever is not settled and passes.
+    fn filter(&self) -> Filter {
+        let filter = self.only.filter();
+        match self.ids.is_empty() {
+            true => Filter { states: Some(open_states()), ..filter },
+            false => Filter { ids: Some(self.ids.clone()), ..filter },
+        }
+    }
+}
+
+struct Desk<'a> {
+    session: &'a mut Session,
+    group: &'a str,
+    topic: &'a str,
+}
+
+/// What became of one event that was asked for.
+struct Answer {
+    row: HeldRow,
+    refused: Option<String>,
+}
+
+impl Desk<'_> {
+    async fn list(&mut self, list: &List) -> anyhow::Result<String> {
+        let states = Some(list.state.map_or_else(open_states, |state| vec![state]));
+        let filter = Filter { states, ..list.only.filter() };
+        let mut rows = self.find(&filter, 0, list.limit + 1).await?;
+        let more = rows.len() > usize::try_from(list.limit).unwrap_or(usize::MAX);
+        rows.truncate(usize::try_from(list.limit).unwrap_or(usize::MAX));
+        if list.format == Format::Json {
+            return Ok(rows.iter().map(|row| format!("{}\n", json_of(row))).collect());
+        }
+        let mut text = table(&rows);
+        if more {
+            writeln!(text, "there are more; --limit shows them")?;
+        }
+        Ok(text)
+    }
+
+    async fn show(&mut self, id: i64, format: Format) -> anyhow::Result<String> {
+        let filter = Filter { ids: Some(vec![id]), ..Filter::default() };
+        let rows = self.find(&filter, 0, 1).await?;
+        let Some(row) = rows.first() else { bail!("there is no held event {id} of this group and topic") };
+        Ok(match format {
+            Format::Table => whole(row),
+            Format::Json => format!("{}\n", json_of(row)),
+        })
+    }
+
+    async fn ask(
+        &mut self,
+        request: &Request,
+        filter: &Filter,
+        because: &Because,
+        environment: &[(OsString, OsString)],
+    ) -> anyhow::Result<(String, bool)> {
+        if because.why.trim().is_empty() {
+            bail!("--because needs a reason");
+        }
+        let actor = because.actor.clone().unwrap_or_else(|| user(environment));
+        let (mut text, mut missing, mut all_taken) = (String::new(), filter.ids.clone().unwrap_or_default(), true);
+        let mut after = 0;
+        loop {
+            let rows = self.find(filter, after, PAGE).await?;
+            let Some(last) = rows.last() else { break };
+            after = last.id;
+            missing.retain(|id| !rows.iter().any(|row| row.id == *id));
+            for answer in self.ask_page(rows, request, because, &actor).await? {
+                all_taken &= answer.refused.is_none();
+                text.push_str(&answer.text(request, because));
+            }
+        }
+        for id in &missing {
+            let why = "there is no such held event of this group and topic, or a filter keeps it out";
+            text.push_str(&match because.format {
+                Format::Table => format!("{id}: not asked for: {why}\n"),
+                Format::Json => format!("{}\n", json!({ "id": id, "requested": false, "why_not": why })),
+            });
+        }
+        // What the filters let through may well be something that cannot be asked for; what was named must be.
+        Ok((text, filter.ids.is_none() || (all_taken && missing.is_empty())))
+    }
+
+    async fn ask_page(
+        &mut self,
+        rows: Vec<HeldRow>,
+        request: &Request,
+        because: &Because,
+        actor: &str,
+    ) -> Result<Vec<Answer>, DbError> {
+        let mut answers: Vec<Answer> = rows.into_iter().map(|row| Answer { refused: refusal(&row, request), row }).collect();
+        if because.dry_run {
+            return Ok(answers);
+        }
+        let seen: Vec<_> =
+            answers.iter().filter(|answer| answer.refused.is_none()).map(|answer| (answer.row.id, answer.row.state)).collect();
+        let taken = held_requests::request(self.session, &seen, &request.word(), actor, because.why.trim()).await?;
+        let missed: Vec<i64> = seen.iter().map(|(id, _)| *id).filter(|id| !taken.contains(id)).collect();
+        if missed.is_empty() {
+            return Ok(answers);
+        }
+        let now = self.find(&Filter { ids: Some(missed.clone()), ..Filter::default() }, 0, PAGE).await?;
+        let missed: HashSet<i64> = missed.into_iter().collect();
+        for answer in answers.iter_mut().filter(|answer| missed.contains(&answer.row.id)) {
+            let now = now.iter().find(|row| row.id == answer.row.id);
+            answer.refused = Some(now.map_or_else(|| "it is gone".to_owned(), |now| format!("meanwhile it is {}", state_of(now))));
+        }
+        Ok(answers)
+    }
+
+    async fn find(&mut self, filter: &Filter, after: i64, limit: i64) -> Result<Vec<HeldRow>, DbError> {
+        held_requests::find(self.session, self.group, self.topic, filter, after, limit).await
+    }
+}
+
+impl Answer {
+    fn text(&self, request: &Request, because: &Because) -> String {
+        let (id, word) = (self.row.id, request.word());
+        if because.format == Format::Json {
+            let requested = self.refused.is_none() && !because.dry_run;
+            return format!("{}\n", json!({ "id": id, "request": word, "requested": requested, "why_not": self.refused }));
+        }
+        match &self.refused {
+            Some(why) => format!("{id}: not asked for: {why}\n"),
+            None if because.dry_run => format!("{id}: would ask for {word} ({}, {})\n", self.row.reason, self.row.state.as_str()),
+            None => format!("{id}: asked for {word}; the owner of partition {} carries it out\n", self.row.record.partition),
+        }
+    }
+}
+
+fn refusal(row: &HeldRow, request: &Request) -> Option<String> {
+    let waiting = row.wanted.as_ref().map(|wanted| format!("{wanted} is asked for already"));
+    waiting.or_else(|| request.permitted(row.state, row.reason).err().map(str::to_owned))
+}
+
+fn state_of(row: &HeldRow) -> String {
+    let wanted = row.wanted.as_ref().map(|wanted| format!(", and {wanted} is asked for")).unwrap_or_default();
+    format!("{}{wanted}", row.state.as_str())
+}
+
+fn open_states() -> Vec<HeldState> {
+    HeldState::ALL.into_iter().filter(|state| state.is_open()).collect()
+}
+
+fn user(environment: &[(OsString, OsString)]) -> String {
+    let of =
+        |name: &str| environment.iter().find(|(found, _)| found == name).map(|(_, value)| value.to_string_lossy().into_owned());
+    of("USER").or_else(|| of("LOGNAME")).filter(|user| !user.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+}
+
+fn state(word: &str) -> Result<HeldState, String> {
+    HeldState::from_word(word).ok_or_else(|| one_of(&HeldState::ALL.map(HeldState::as_str)))
+}
+
+fn reason(word: &str) -> Result<HeldReason, String> {
+    HeldReason::from_word(word).ok_or_else(|| one_of(&HeldReason::ALL.map(HeldReason::as_str)))
+}
+
+fn one_of(words: &[&str]) -> String {
+    format!("must be one of {}", words.join(", "))
+}
+
+fn table(rows: &[HeldRow]) -> String {
+    let head =
+        ["id", "partition", "offset", "reason", "state", "attempts", "held since", "next attempt", "asked for", "key", "event"];
+    let line = |row: &HeldRow| {
+        [
+            row.id.to_string(),
+            row.record.partition.to_string(),
+            row.record.offset.to_string(),
+            row.reason.to_string(),
+            row.state.as_str().to_owned(),
+            row.attempts.to_string(),
+            time(row.held_at),
+            row.next_attempt_at.map(time).unwrap_or_default(),
+            row.wanted.clone().unwrap_or_default(),
+            row.record.key.as_deref().map(shown).unwrap_or_default(),
+            row.event_id.map(|id| id.to_string()).unwrap_or_default(),
+        ]
+    };
+    let lines: Vec<[String; 11]> = std::iter::once(head.map(str::to_owned)).chain(rows.iter().map(line)).collect();
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 11] = std::array::from_fn(width);
+    let mut text = String::new();
+    for line in &lines {
+        let cells = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn whole(row: &HeldRow) -> String {
+    let fields = json_of(row);
+    let fields = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    fields.fold(String::new(), |mut text, (name, value)| {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        // Control characters of a record must not reach a terminal.
+        let value: String = value.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect();
+        let _ = writeln!(text, "{name:<16} {value}");
+        text
+    })
+}
+
+fn json_of(row: &HeldRow) -> Value {
+    let headers = |header: &Header| json!([bytes(&header.0), header.1.as_deref().map(bytes)]);
+    json!({
+        "id": row.id,
+        "partition": row.record.partition,
+        "offset": row.record.offset.0,
+        "timestamp_ms": row.record.timestamp_ms,
+        "event_id": row.event_id.map(|id| id.to_string()),
+        "reason": row.reason.as_str(),
+        "state": row.state.as_str(),
+        "error": row.error,
+        "attempts": row.attempts,
+        "held_at": time(row.held_at),
+        "next_attempt_at": row.next_attempt_at.map(time),
+        "relayed_at": row.relayed_at.map(time),
+        "owns_claim": row.owns_claim,
+        "wanted": row.wanted,
+        "actor": row.actor,
+        "note": row.note,
+        "key": row.record.key.as_deref().map(bytes),
+        "headers": row.record.headers.iter().map(headers).collect::<Vec<_>>(),
+        "payload": row.record.payload.as_deref().map(bytes),
+    })
+}
+
+/// A text as it is; other bytes as an object with their digits.
+fn bytes(bytes: &[u8]) -> Value {
+    std::str::from_utf8(bytes).map_or_else(|_| json!({ "hex": hex(bytes) }), Value::from)
+}
+
+/// A key in a table: short, and harmless to a terminal.
+fn shown(key: &[u8]) -> String {
+    const MOST: usize = 24;
+    let text = std::str::from_utf8(key).ok().filter(|text| !text.chars().any(char::is_control));
+    let text = text.map_or_else(|| format!("0x{}", hex(key)), str::to_owned);
+    if text.chars().count() <= MOST { text } else { text.chars().take(MOST - 1).chain(['…']).collect() }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn time(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
