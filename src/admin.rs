@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use actix_web::dev::{Server, ServerHandle};
 use actix_web::http::header::ContentType;
@@ -27,6 +28,8 @@ pub struct Admin {
     pub readiness: Readiness,
     /// The owned partitions.
     pub status: Status,
+    /// Work that has not moved for longer makes `/live` fail.
+    pub stuck_after: Duration,
 }
 
 /// The port cannot be opened.
@@ -108,9 +111,14 @@ fn partition_json(number: i32, partition: &PartitionStatus) -> Value {
     })
 }
 
-/// The process answers; whether it can work is `/ready`'s business, and a restart would not bring the database back.
-async fn live() -> HttpResponse {
-    HttpResponse::Ok().content_type(ContentType::plaintext()).body("live\n")
+/// A restart would not help: the process answers, and nothing in it is stuck. Whether it can work is `/ready`'s business.
+async fn live(admin: web::Data<Admin>) -> HttpResponse {
+    let stuck = admin.status.snapshot().stuck(admin.stuck_after);
+    if stuck.is_empty() {
+        return HttpResponse::Ok().content_type(ContentType::plaintext()).body("live\n");
+    }
+    let lines: String = stuck.iter().map(|words| format!("{words}\n")).collect();
+    HttpResponse::ServiceUnavailable().content_type(ContentType::plaintext()).body(lines)
 }
 
 async fn ready(admin: web::Data<Admin>) -> HttpResponse {
@@ -146,6 +154,7 @@ mod tests {
             group: "billing".to_owned(),
             readiness: Readiness::new(),
             status: Status::default(),
+            stuck_after: Duration::from_millis(50),
         }
     }
 
@@ -181,6 +190,26 @@ mod tests {
 
             admin.readiness.clear("partition 3", "the topic was made anew");
             assert_eq!(get(address, "/ready").await, (503, "partition 3: the topic was made anew\n".to_owned()));
+            assert_eq!(get(address, "/live").await.0, 200);
+        });
+    }
+
+    // CASES H07
+    #[test]
+    fn liveness_names_the_partition_that_is_stuck() {
+        actix_rt::System::new().block_on(async {
+            let admin = admin();
+            let address = opened(&admin);
+            admin.status.partition_owned(4, Epoch(1));
+            admin.status.window(4, Epoch(1), 1, 100);
+            let (status, body) = loop {
+                let answer = get(address, "/live").await;
+                if answer.0 != 200 {
+                    break answer;
+                }
+            };
+            assert_eq!((status, body.as_str()), (503, "partition 4 has records to settle and has settled none for 0 s\n"));
+            admin.status.frontier(4, Epoch(1), NextOffset(1));
             assert_eq!(get(address, "/live").await.0, 200);
         });
     }

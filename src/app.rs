@@ -5,13 +5,12 @@
 //!
 //! Invariant: nothing is read before the schema is current, and success means that the group was left in order.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use actix::prelude::*;
 use anyhow::{Context as _, bail};
-use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
@@ -27,9 +26,9 @@ use crate::pipeline::dedup::Engine;
 use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::payment::PaymentActor;
 use crate::pipeline::poll::PollThread;
-use crate::pipeline::rebalance::Rebalances;
 use crate::pipeline::relay::Relay;
 use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
+use crate::pipeline::takeover::Rules;
 use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
 use crate::provider::{self, Breaker, Client, Profile};
@@ -98,6 +97,7 @@ async fn serve_until<H: Handler>(
         group: config.kafka.group.clone(),
         readiness: readiness.clone(),
         status: status.clone(),
+        stuck_after: config.pipeline.stuck_after,
     };
     let port = admin.open(config.admin.listen)?;
     info!(address = %port.address, "admin port");
@@ -267,23 +267,15 @@ fn start<H: Handler>(
     fatal: &Fatal,
 ) -> anyhow::Result<Started<H>> {
     let topic = config.kafka.topic.clone();
-    let consumer: BaseConsumer<Rebalances> = config
-        .kafka
-        .kafka_client_config()
-        .create_with_context(Rebalances::default())
-        .context("the Kafka client refuses its configuration")?;
-    consumer.subscribe(&[&topic]).context("the topic cannot be subscribed to")?;
-    let consumer = Arc::new(consumer);
-    let weak: Weak<_> = Arc::downgrade(&consumer);
-
     let (commands, obeyed) = channel();
     let (events, asked) = mpsc::unbounded_channel();
     let buffer = Buffer::new(config.pipeline.buffer_bytes, commands.clone());
-    PollThread::start(consumer, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"));
+    let client_config = config.kafka.kafka_client_config();
+    let client =
+        PollThread::start(client_config, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"))
+            .context("the Kafka client refuses its configuration or the topic")?;
 
-    let offsets =
-        OffsetActor::new(topic.clone(), weak.clone(), config.kafka.commit_interval, status.clone(), fatal.notice("OffsetActor"))
-            .start();
+    let offsets = OffsetActor::new(topic.clone(), client.clone(), config.kafka.commit_interval, status.clone(), fatal).start();
     let engine = Engine {
         handler,
         store,
@@ -305,13 +297,14 @@ fn start<H: Handler>(
         status: status.clone(),
     };
     let engine = Arc::new(engine);
-    let workers = Workers::start(Arc::clone(&engine), offsets.clone(), config.pipeline.partition_concurrency);
+    let workers =
+        Workers::start(Arc::clone(&engine), offsets.clone(), config.pipeline.partition_concurrency, config.pipeline.drain);
     let wiring = Wiring {
         workers,
         offsets,
         commands,
-        consumer: weak,
-        start: config.kafka.start,
+        client,
+        rules: Rules { start: config.kafka.start, on_gap: config.kafka.on_gap },
         drain: config.pipeline.drain,
         status,
         readiness,

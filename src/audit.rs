@@ -8,6 +8,7 @@
 mod report;
 mod traces;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -19,9 +20,10 @@ use url::Url;
 pub use self::report::{Report, grouped};
 use self::traces::{Booking, Content, Reconciliation};
 use crate::produce::LogLine;
+use crate::record::{Offset, Skips};
 use crate::store::consumed_partitions;
 use crate::store::reconcile::{self, Trace};
-use crate::store::{DbError, Store};
+use crate::store::{DbError, Store, skips};
 
 /// What to reconcile.
 #[derive(Clone, Debug)]
@@ -67,6 +69,9 @@ pub enum AuditError {
     Ledger(#[from] reqwest::Error),
 }
 
+/// What operators want passed over, by partition.
+type PassedOver = BTreeMap<i32, Skips>;
+
 /// Reads everything and reconciles it. The log is read on the calling thread.
 ///
 /// # Errors
@@ -79,7 +84,9 @@ pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError>
         reconciliation.settled_below(partition, next.0);
     }
     if let Some(path) = &options.log {
-        read_log(path, &mut reconciliation)?;
+        let positions = skips::positions(&mut session, &options.group, &options.topic).await?;
+        let passed_over = positions.into_iter().map(|position| (position.partition, position.skips)).collect();
+        read_log(path, &passed_over, &mut reconciliation)?;
     }
     let mut see = |trace| match trace {
         Trace::Claim { event_id, of_group } => reconciliation.claim(event_id, of_group),
@@ -97,12 +104,12 @@ pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError>
     Ok(reconciliation.report(floor))
 }
 
-fn read_log(path: &Path, reconciliation: &mut Reconciliation) -> Result<(), AuditError> {
+fn read_log(path: &Path, passed_over: &PassedOver, reconciliation: &mut Reconciliation) -> Result<(), AuditError> {
     let failed = |error| AuditError::Log { path: path.to_owned(), error };
     reconciliation.with_log();
     for (number, line) in (1..).zip(BufReader::new(File::open(path).map_err(failed)?).lines()) {
         let line = line.map_err(failed)?;
-        log_line(&line, reconciliation).map_err(|error| AuditError::Line {
+        log_line(&line, passed_over, reconciliation).map_err(|error| AuditError::Line {
             source_name: path.display().to_string(),
             line: number,
             error,
@@ -111,10 +118,11 @@ fn read_log(path: &Path, reconciliation: &mut Reconciliation) -> Result<(), Audi
     Ok(())
 }
 
-fn log_line(line: &str, reconciliation: &mut Reconciliation) -> Result<(), String> {
+fn log_line(line: &str, passed_over: &PassedOver, reconciliation: &mut Reconciliation) -> Result<(), String> {
     let line: LogLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let wanted = !passed_over.get(&line.partition).is_some_and(|skips| skips.contain(Offset(line.offset)));
     match line {
-        LogLine { fault: Some(_), partition, offset, .. } => reconciliation.logged_poison(partition, offset),
+        LogLine { fault: Some(_), partition, offset, .. } => reconciliation.logged_poison(partition, offset, wanted),
         LogLine {
             event_id: Some(id),
             order: Some(order),
@@ -125,7 +133,8 @@ fn log_line(line: &str, reconciliation: &mut Reconciliation) -> Result<(), Strin
             offset,
             ..
         } => {
-            reconciliation.logged_event((partition, offset), id, digest, Content::of(order, &amount, &currency, false));
+            let content = Content::of(order, &amount, &currency, false);
+            reconciliation.logged_event((partition, offset), id, digest, content, wanted);
         }
         _ => return Err("neither an event nor a fault".to_owned()),
     }
@@ -257,19 +266,35 @@ mod tests {
     }
 
     #[test]
+    fn what_is_passed_over_is_not_lost_unless_it_also_stands_where_it_is_wanted() {
+        let passed_over = PassedOver::from([(3, Skips::new(vec![(17, 19)]))]);
+        let told = |lines: &[&str]| {
+            let mut reconciliation = Reconciliation::default();
+            reconciliation.settled_below(3, 100);
+            reconciliation.with_log();
+            lines.iter().for_each(|line| log_line(line, &passed_over, &mut reconciliation).unwrap());
+            let report = reconciliation.report(None);
+            (report.lost, report.passed_over, report.adds_up())
+        };
+        assert_eq!(told(&[EVENT, r#"{"partition":3,"offset":18,"fault":"undecodable"}"#]), (Some(0), 1, true));
+        let elsewhere = EVENT.replace("\"offset\":17", "\"offset\":20");
+        assert_eq!(told(&[EVENT, &elsewhere]), (Some(1), 0, false));
+    }
+
+    #[test]
     fn a_line_of_the_log_is_an_event_or_a_fault() {
         let mut reconciliation = Reconciliation::default();
         reconciliation.settled_below(3, 19);
         reconciliation.with_log();
-        log_line(EVENT, &mut reconciliation).unwrap();
-        log_line(r#"{"partition":3,"offset":18,"fault":"undecodable"}"#, &mut reconciliation).unwrap();
+        log_line(EVENT, &PassedOver::new(), &mut reconciliation).unwrap();
+        log_line(r#"{"partition":3,"offset":18,"fault":"undecodable"}"#, &PassedOver::new(), &mut reconciliation).unwrap();
         for cut in [
             &EVENT[..EVENT.len() - 1],
             r#"{"partition":3,"offset":18}"#,
             r#"{"partition":3,"offset":18,"fault":"invalid","x":1}"#,
             "",
         ] {
-            assert!(log_line(cut, &mut reconciliation).is_err(), "{cut}");
+            assert!(log_line(cut, &PassedOver::new(), &mut reconciliation).is_err(), "{cut}");
         }
         let report = reconciliation.report(None);
         assert_eq!((report.produced, report.distinct, report.lost), (Some(2), Some(1), Some(1)));

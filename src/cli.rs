@@ -8,6 +8,7 @@
 mod audit;
 mod check;
 mod held;
+mod offsets;
 mod produce;
 
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::audit::Audit;
 use self::held::Held;
+use self::offsets::Offsets;
 use self::produce::Produce;
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
@@ -48,6 +50,8 @@ enum Command {
     Migrate,
     /// Checks configuration, database, schema, dedup key and topic; one line each.
     Check(Check),
+    /// Shows where each partition stands, or passes over records for good.
+    Offsets(Offsets),
     /// Puts events into the topic, keyed by order id, from a file or generated.
     Produce(Produce),
     /// Reconciles claims, payments, held events and, where given, the producer's log and the provider's ledger.
@@ -136,6 +140,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
         Command::Check(Check { show_config: true }) => Ok(say(&load(&[])?.show())?),
         Command::Check(Check { show_config: false }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?),
+        Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
         Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
@@ -176,6 +181,10 @@ fn check(config: &Config) -> Result<(), Failure> {
 
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
     say(&arguments.run(config)?)
+}
+
+fn offsets(config: &Config, arguments: &Offsets) -> anyhow::Result<()> {
+    say(&runtime()?.block_on(arguments.run(config))?)
 }
 
 fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {

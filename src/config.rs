@@ -37,9 +37,15 @@ settings! {
         group: String = "billing-order-confirmed".to_owned(),
         /// Where a group without any position begins.
         start: Start = Start::Earliest,
+        /// What to do when records are gone from the log that were never settled; the gap is recorded either way.
+        on_gap: OnGap = OnGap::Stop,
         /// How partitions are shared among the members of the group.
         assignor: Assignor = Assignor::CooperativeSticky,
-        /// A member that is silent for longer loses its partitions.
+        /// A name of this process that outlives it (`group.instance.id`): killed and restarted under it within the session time-out, it has
+        /// its partitions back at once and nobody else stops. No two processes may share one. Not with the assignor `broker`.
+        instance_id: String = String::new(),
+        /// A member that is silent for longer loses its partitions. With the assignor `broker` the broker's own setting counts
+        /// (`group.consumer.session.timeout.ms`), which must not be shorter than this.
         session_timeout: Duration = Duration::from_secs(20),
         /// A member that does not poll for longer leaves the group.
         max_poll_interval: Duration = Duration::from_secs(300),
@@ -59,6 +65,8 @@ settings! {
         buffer_bytes: usize = 16 << 20,
         /// How long a revoke or a stop waits for running batches.
         drain: Duration = Duration::from_secs(15),
+        /// A partition that has records to settle, no reason to wait, and settles none for longer makes `/live` fail.
+        stuck_after: Duration = Duration::from_secs(300),
     }
 
     /// PostgreSQL.
@@ -167,12 +175,24 @@ choice! {
 }
 
 choice! {
+    /// What to do when records are gone from the log that were never settled.
+    OnGap {
+        /// The partition stops and waits for a person.
+        Stop = "stop",
+        /// It goes on with the oldest record there is.
+        Continue = "continue",
+    }
+}
+
+choice! {
     /// How partitions are shared among the members of the group.
     Assignor {
         /// Only the partitions that move stop.
         CooperativeSticky = "cooperative-sticky",
         /// All partitions stop, for a shorter time.
         Range = "range",
+        /// The broker shares them out (KIP-848, `group.protocol=consumer`); partitions come after its heartbeat interval.
+        Broker = "broker",
     }
 }
 

@@ -1,13 +1,17 @@
 //! Named places on a batch's way where a test can make the process die.
 //!
 //! In: `ONCEWARD_CRASH_POINTS`, a list such as `claimed:kill:3,committed:freeze` (point, what happens, at which passage; the first if
-//! none is named). Out: the process is killed, frozen, or the task panics. It owns the counts of passages.
+//! none is named). Out: the process is killed or frozen, the task panics, or the thread hangs. It owns the counts of passages.
 //!
 //! Invariant: without the feature `lab` a point is nothing, and without the variable it does nothing.
 
-/// A place between two steps of a batch; its name is what has just happened.
+/// A place between two steps on a record's way; its name is what has just happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CrashPoint {
+    /// The poll thread has handed records on.
+    HandedOn,
+    /// Records stand in their partition's window.
+    Windowed,
     /// A partition's epoch was taken.
     Bumped,
     /// The attempts of an owner that is gone have become rows of their own.
@@ -48,7 +52,9 @@ pub enum CrashPoint {
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
+        Self::HandedOn,
+        Self::Windowed,
         Self::Bumped,
         Self::LeftoversConverted,
         Self::Decoded,
@@ -73,6 +79,8 @@ impl CrashPoint {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::HandedOn => "handed_on",
+            Self::Windowed => "windowed",
             Self::Bumped => "bumped",
             Self::LeftoversConverted => "leftovers_converted",
             Self::Decoded => "decoded",
@@ -113,6 +121,7 @@ impl CrashPoint {
 mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
 
     use super::CrashPoint;
 
@@ -131,7 +140,11 @@ mod armed {
         Kill,
         Freeze,
         Panic,
+        Hang,
     }
+
+    /// How long a thread hangs: longer than any time limit of a test, shorter than a test.
+    const HANG: Duration = Duration::from_secs(20);
 
     static ARMED: OnceLock<Vec<Armed>> = OnceLock::new();
 
@@ -150,6 +163,7 @@ mod armed {
             Action::Kill => libc::SIGKILL,
             Action::Freeze => libc::SIGSTOP,
             Action::Panic => panic!("crash point {}", point.as_str()),
+            Action::Hang => return std::thread::sleep(HANG),
         };
         // To this thread, so that it is hit before it goes on; both signals act on the whole process all the same.
         // SAFETY: a plain system call on ourselves; no memory is shared with it.
@@ -167,12 +181,13 @@ mod armed {
             Some("kill") => Some(Action::Kill),
             Some("freeze") => Some(Action::Freeze),
             Some("panic") => Some(Action::Panic),
+            Some("hang") => Some(Action::Hang),
             Some(_) | None => None,
         };
         let at = parts.next().map_or(Some(1), |at| at.parse().ok().filter(|at| *at > 0));
         match (point, action, at, parts.next()) {
             (Some(point), Some(action), Some(at), None) => Ok(Armed { point, action, at, passages: AtomicU32::new(0) }),
-            _ => Err(format!("{entry:?} is no crash point: point:kill|freeze|panic[:passage]")),
+            _ => Err(format!("{entry:?} is no crash point: point:kill|freeze|panic|hang[:passage]")),
         }
     }
 

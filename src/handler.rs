@@ -77,13 +77,17 @@ pub enum HeldReason {
     Refused,
     /// The effect happened downstream, and its row could not be written or contradicts one that is there.
     ChargedNotRecorded,
+    /// Records that were never settled are gone from the log; the row stands for a range of offsets.
+    Gap,
+    /// An operator wants these records passed over; the row stands for a range of offsets.
+    Skipped,
     /// An earlier event of its key is held.
     Behind,
 }
 
 impl HeldReason {
     /// Every reason, in the order above.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Undecodable,
         Self::Invalid,
         Self::Rejected,
@@ -94,6 +98,8 @@ impl HeldReason {
         Self::Unknown,
         Self::Refused,
         Self::ChargedNotRecorded,
+        Self::Gap,
+        Self::Skipped,
         Self::Behind,
     ];
 
@@ -111,6 +117,8 @@ impl HeldReason {
             Self::Unknown => "unknown",
             Self::Refused => "refused",
             Self::ChargedNotRecorded => "charged_not_recorded",
+            Self::Gap => "gap",
+            Self::Skipped => "skipped",
             Self::Behind => "behind",
         }
     }
@@ -127,7 +135,14 @@ impl HeldReason {
     pub const fn holds_up(self) -> bool {
         match self {
             Self::Retryable | Self::Unknown | Self::Refused | Self::ChargedNotRecorded | Self::Behind => true,
-            Self::Undecodable | Self::Invalid | Self::Rejected | Self::Conflict | Self::BeyondHorizon | Self::Future => false,
+            Self::Undecodable
+            | Self::Invalid
+            | Self::Rejected
+            | Self::Conflict
+            | Self::BeyondHorizon
+            | Self::Future
+            | Self::Gap
+            | Self::Skipped => false,
         }
     }
 }

@@ -44,6 +44,8 @@ label! {
         Held = "held",
         /// Its claim was taken back; it comes again.
         GivenBack = "given_back",
+        /// An operator wanted it passed over.
+        Skipped = "skipped",
     }
 }
 
@@ -94,6 +96,24 @@ label! {
         Revoke = "revoke",
         /// Partitions were taken without asking.
         Lost = "lost",
+    }
+}
+
+label! {
+    /// A part of a rebalance.
+    Phase {
+        /// From the assign to the epochs: the old owner's batch is waited for.
+        Bump = "bump",
+        /// What the broker says of offsets and logs.
+        Position = "position",
+        /// From the broker's word until the consumer was assigned.
+        Assign = "assign",
+        /// Until the running batches have ended.
+        Drain = "drain",
+        /// The last commit of what goes away.
+        Commit = "commit",
+        /// From the broker's word until the consumer was unassigned.
+        Revoke = "revoke",
     }
 }
 
@@ -170,6 +190,16 @@ pub fn rebalance(kind: Rebalance, partitions: usize) {
     REBALANCED_PARTITIONS.at(kind as usize).increment(partitions as u64);
 }
 
+/// One phase of one rebalance is over.
+pub fn rebalance_phase(phase: Phase, took: Duration) {
+    REBALANCE_PHASES.at(phase as usize).record(took);
+}
+
+/// A partition was taken over below its frontier: so many offsets are read once more.
+pub fn read_again(offsets: u64) {
+    READ_AGAIN.at(0).increment(offsets);
+}
+
 /// The broker took an offset commit.
 pub fn commit_ok() {
     COMMITS.at(Commit::Ok as usize).increment(1);
@@ -198,6 +228,11 @@ pub fn dead_letters(delivery: Delivery, count: usize) {
 /// The Kafka client reported an error that it recovers from by itself.
 pub fn client_error() {
     CLIENT_ERRORS.at(0).increment(1);
+}
+
+/// A Kafka client met a fatal error and another took its place.
+pub fn client_replaced() {
+    CLIENT_REPLACEMENTS.at(0).increment(1);
 }
 
 /// Connections of a pool that are in use now.
@@ -313,6 +348,21 @@ static REBALANCED_PARTITIONS: Series<Counter> = Series::new(Definition {
     help: "Partitions that came or went.",
 });
 
+static REBALANCE_PHASES: Series<Histogram> = Series::new(Definition {
+    name: "onceward_rebalance_seconds",
+    kind: STAGE_SECONDS,
+    labels: &[("phase", Phase::WORDS)],
+    help: "Time of a rebalance in each of its phases. Bump and position are parts of assign; drain and commit are parts of revoke.",
+});
+
+static READ_AGAIN: Series<Counter> = Series::new(Definition {
+    name: "onceward_read_again_offsets_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Offsets between the start of a takeover and the frontier: their records come again and are duplicates. Over \
+           `onceward_rebalances_total` these are the duplicates per rebalance.",
+});
+
 static COMMITS: Series<Counter> = Series::new(Definition {
     name: "onceward_offset_commits_total",
     kind: Kind::Counter,
@@ -355,6 +405,13 @@ static CLIENT_ERRORS: Series<Counter> = Series::new(Definition {
     help: "Errors that the Kafka client reported, each of them, also those that the log leaves out.",
 });
 
+static CLIENT_REPLACEMENTS: Series<Counter> = Series::new(Definition {
+    name: "onceward_client_replacements_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Kafka clients that met a fatal error and were replaced; after three in ten minutes the process ends instead.",
+});
+
 const BUILD_INFO: Definition = Definition {
     name: "onceward_build_info",
     kind: Kind::Gauge,
@@ -391,6 +448,13 @@ const PARTITION_GAUGES: &[(Definition, Reading)] = &[
     (partition_gauge("onceward_committed_offset", "The offset that Kafka has taken."), |p| p.committed.map(|next| next.0)),
     (partition_gauge("onceward_partition_epoch", "The epoch under which the partition is owned."), |p| Some(p.epoch.0)),
     (
+        partition_gauge(
+            "onceward_stuck_seconds",
+            "How long the partition has had records to settle and no reason to wait, and has settled none; 0 while it moves.",
+        ),
+        |p| i64::try_from(p.stuck_for().as_secs()).ok(),
+    ),
+    (
         partition_gauge("onceward_held_open_events", "Held events of the partition that are not settled; with too many it pauses."),
         |p| whole(p.held_open),
     ),
@@ -420,11 +484,14 @@ static FAMILIES: &[&dyn Family] = &[
     &BREAKER_OPEN,
     &REBALANCES,
     &REBALANCED_PARTITIONS,
+    &REBALANCE_PHASES,
+    &READ_AGAIN,
     &COMMITS,
     &WENT_BACK,
     &STALE_CONFIRMATIONS,
     &DEAD_LETTERS,
     &CLIENT_ERRORS,
+    &CLIENT_REPLACEMENTS,
     &POOL_IN_USE,
 ];
 
@@ -563,7 +630,7 @@ mod tests {
 
     #[test]
     fn each_function_changes_its_own_series() {
-        let calls: [(fn(), &str); 12] = [
+        let calls: [(fn(), &str); 15] = [
             (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
             (|| batch_size(3), "onceward_batch_events_count"),
             (|| stage(Stage::Settle, Duration::ZERO), "onceward_stage_seconds_count{stage=\"settle\"}"),
@@ -573,11 +640,14 @@ mod tests {
                 "onceward_provider_call_seconds_count{class=\"in_progress\"}",
             ),
             (|| rebalance(Rebalance::Lost, 1), "onceward_rebalanced_partitions_total{kind=\"lost\"}"),
+            (|| rebalance_phase(Phase::Drain, Duration::ZERO), "onceward_rebalance_seconds_count{phase=\"drain\"}"),
+            (|| read_again(3), "onceward_read_again_offsets_total"),
             (commit_ok, "onceward_offset_commits_total{result=\"ok\"}"),
             (commit_failed, "onceward_offset_commits_total{result=\"failed\"}"),
             (stale_confirmation, "onceward_stale_confirmations_total"),
             (|| dead_letters(Delivery::Failed, 1), "onceward_dead_letters_total{result=\"failed\"}"),
             (client_error, "onceward_client_errors_total"),
+            (client_replaced, "onceward_client_replacements_total"),
             (|| pool_in_use(PoolName::Attempts, 1), "onceward_pool_connections_in_use{pool=\"attempts\"}"),
         ];
         for (call, series) in calls {

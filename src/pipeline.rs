@@ -3,13 +3,18 @@
 //! Who owns what: the poll thread the consumer, the Supervisor the partitions' lives, a PartitionActor its window, a DedupActor the
 //! transaction, the OffsetActor what Kafka is told. Everything between them is a message.
 
+pub mod client;
 pub mod command;
+pub mod handover;
 mod native;
 pub mod poll;
+pub mod pressure;
 pub mod rebalance;
 
 pub mod client_log;
 
+mod broker;
+pub mod lives;
 pub mod start;
 pub mod supervisor;
 pub mod takeover;
@@ -21,6 +26,7 @@ pub mod window;
 pub mod batch;
 pub mod dedup;
 mod due;
+pub mod pace;
 pub mod refusal;
 mod requests;
 pub mod workers;

@@ -26,6 +26,10 @@ pub struct SourceId(pub i32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordDigest(pub i64);
 
+/// Offsets that an operator wants passed over: their records are settled without effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Skips(Vec<(i64, i64)>);
+
 /// A digest of a record's key: events of one key keep their order. Two keys that share one would wait for each other, and no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyDigest(pub i64);
@@ -63,6 +67,64 @@ impl NextOffset {
     #[must_use]
     pub const fn first_open(self) -> Offset {
         Offset(self.0)
+    }
+}
+
+impl RecordDigest {
+    /// Of a range of offsets, for a row that stands for records which are not there. Frozen: it is stored.
+    #[must_use]
+    pub fn of_range(from: NextOffset, to: NextOffset) -> Self {
+        let mut hash = Xxh3::new();
+        hash.update(b"range");
+        hash.update(&from.0.to_le_bytes());
+        hash.update(&to.0.to_le_bytes());
+        Self(hash.digest().cast_signed())
+    }
+}
+
+impl Skips {
+    /// Ranges `[from, to)`, in any order.
+    #[must_use]
+    pub fn new(mut ranges: Vec<(i64, i64)>) -> Self {
+        ranges.sort_unstable();
+        Self(ranges)
+    }
+
+    /// Reads PostgreSQL's text of an `int8multirange` with finite bounds, such as `{[3,5),[9,12)}`.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        let inner = text.strip_prefix('{')?.strip_suffix('}')?;
+        let range = |range: &str| {
+            let (from, to) = range.strip_prefix('[')?.split_once(',')?;
+            Some((from.parse().ok()?, to.parse().ok()?))
+        };
+        let ranges = inner.split_terminator(')').map(|part| range(part.trim_start_matches(',')));
+        Some(Self::new(ranges.collect::<Option<_>>()?))
+    }
+
+    /// The ranges `[from, to)`, in order.
+    #[must_use]
+    pub fn ranges(&self) -> &[(i64, i64)] {
+        &self.0
+    }
+
+    /// Whether the record there is to be passed over.
+    #[must_use]
+    pub fn contain(&self, offset: Offset) -> bool {
+        self.0.iter().any(|(from, to)| (*from..*to).contains(&offset.0))
+    }
+
+    /// The first offset at or beyond `base` that is not passed over.
+    #[must_use]
+    pub fn beyond(&self, base: NextOffset) -> NextOffset {
+        self.0.iter().fold(base, |base, (from, to)| if (*from..*to).contains(&base.0) { NextOffset(*to) } else { base })
+    }
+}
+
+impl fmt::Display for Skips {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges: Vec<String> = self.0.iter().map(|(from, to)| format!("[{from}, {to})")).collect();
+        f.write_str(&ranges.join(" "))
     }
 }
 
@@ -147,6 +209,18 @@ mod tests {
             let mut other = base.clone();
             change(&mut other);
             assert_ne!(base.digest(), other.digest(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn skips_are_read_from_the_databases_text_and_lead_beyond_themselves() {
+        assert_eq!(Skips::from_text("{}"), Some(Skips::default()));
+        let skips = Skips::from_text("{[3,5),[5,7),[9,12)}").expect("ranges");
+        assert_eq!([2, 3, 6, 7, 9, 12].map(|at| skips.contain(Offset(at))), [false, true, true, false, true, false]);
+        assert_eq!([2, 3, 8, 11, 12].map(|at| skips.beyond(NextOffset(at)).0), [2, 7, 8, 12, 12]);
+        assert_eq!(skips.to_string(), "[3, 5) [5, 7) [9, 12)");
+        for broken in ["", "{(,5)}", "{[3,)}", "[3,5)"] {
+            assert_eq!(Skips::from_text(broken), None, "{broken}");
         }
     }
 

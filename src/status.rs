@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::handler::HeldReason;
 use crate::record::{Epoch, NextOffset};
@@ -23,6 +24,8 @@ pub struct Snapshot {
     pub partitions: BTreeMap<i32, PartitionStatus>,
     /// Held events of the whole group and topic, as last counted.
     pub held: Vec<(HeldReason, HeldState, i64)>,
+    /// When the poll thread was last seen at work; `None` before it has begun.
+    pub polled: Option<Instant>,
     /// Why the downstream is not called.
     pub paused: Option<String>,
     /// Requests of operators that nobody has carried out yet, as last counted.
@@ -52,6 +55,10 @@ pub struct PartitionStatus {
     pub paused: Option<String>,
     /// Why it waits for an operator.
     pub stopped: Option<String>,
+    /// One past what the Kafka client could give out when it had nothing more: what a rolled-back transaction leaves at the end is no lag.
+    pub read_to: Option<NextOffset>,
+    /// When something was last settled, or there was nothing to settle, or a reason to wait ended.
+    pub progressed: Instant,
 }
 
 impl Status {
@@ -96,14 +103,62 @@ impl Status {
 
     /// The frontier after a commit.
     pub fn frontier(&self, partition: i32, epoch: Epoch, next: NextOffset) {
-        self.change(partition, epoch, |known| known.frontier = Some(next));
+        self.change(partition, epoch, |known| {
+            if known.frontier.replace(next) != Some(next) {
+                known.progressed = Instant::now();
+            }
+        });
+    }
+
+    /// A batch of the window has begun with so many records, or is over (none).
+    pub fn in_flight(&self, partition: i32, epoch: Epoch, events: usize) {
+        self.change(partition, epoch, |known| known.in_flight = events);
+    }
+
+    /// Held events were settled, which moves no frontier.
+    pub fn progressed(&self, partition: i32, epoch: Epoch) {
+        self.change(partition, epoch, |known| known.progressed = Instant::now());
+    }
+
+    /// Why it waits, or that it goes on.
+    pub fn partition_paused(&self, partition: i32, epoch: Epoch, reason: Option<String>) {
+        self.change(partition, epoch, |known| {
+            if known.paused.is_some() && reason.is_none() {
+                known.progressed = Instant::now();
+            }
+            known.paused = reason;
+        });
+    }
+
+    /// It is to be taken up again, by another actor.
+    pub fn taken_up_again(&self, partition: i32) {
+        if let Some(known) = self.lock().partitions.get_mut(&partition) {
+            known.paused = Some("it is being taken up again".to_owned());
+        }
     }
 
     /// The end of the partition, as the poll thread learns it, whatever the epoch.
     pub fn end(&self, partition: i32, end: NextOffset) {
         if let Some(known) = self.lock().partitions.get_mut(&partition) {
+            let had_nothing_to_do = !known.has_work();
             known.end = Some(end);
+            if had_nothing_to_do {
+                known.progressed = Instant::now();
+            }
         }
+    }
+
+    /// The Kafka client has given out everything up to this end.
+    pub fn read_to_the_end(&self, partition: i32, end: NextOffset) {
+        self.end(partition, end);
+        if let Some(known) = self.lock().partitions.get_mut(&partition) {
+            known.read_to = Some(end);
+        }
+    }
+
+    /// The poll thread is at work.
+    pub fn polled(&self) {
+        self.lock().polled = Some(Instant::now());
     }
 
     /// Replaces the counts of held events and of what operators ask for.
@@ -129,8 +184,24 @@ impl Status {
     }
 }
 
+impl Snapshot {
+    /// What has had work for longer than `limit` and got nowhere, in words: the poll thread, or a partition that knows no reason to wait.
+    /// A partition that waits for the database, the provider or a person is not among them: a restart would not help it.
+    #[must_use]
+    pub fn stuck(&self, limit: Duration) -> Vec<String> {
+        let silent = self.polled.map(|moment| moment.elapsed()).filter(|silent| *silent > limit);
+        let poll_thread = silent.map(|silent| format!("the poll thread has not polled for {} s", silent.as_secs()));
+        let idle =
+            self.partitions.iter().map(|(partition, known)| (partition, known.stuck_for())).filter(|(_, idle)| *idle > limit);
+        let partitions = idle.map(|(partition, idle)| {
+            format!("partition {partition} has records to settle and has settled none for {} s", idle.as_secs())
+        });
+        poll_thread.into_iter().chain(partitions).collect()
+    }
+}
+
 impl PartitionStatus {
-    const fn new(epoch: Epoch) -> Self {
+    fn new(epoch: Epoch) -> Self {
         Self {
             epoch,
             window_records: 0,
@@ -142,7 +213,22 @@ impl PartitionStatus {
             held_open: 0,
             paused: None,
             stopped: None,
+            read_to: None,
+            progressed: Instant::now(),
         }
+    }
+
+    /// Whether anything waits to be settled: in the window, in a batch, or in the log beyond what was read.
+    fn has_work(&self) -> bool {
+        let unread = self.end > self.read_to.max(self.frontier) && self.end.is_some() && self.frontier.is_some();
+        self.window_records > 0 || self.in_flight > 0 || unread
+    }
+
+    /// How long it has had work and no reason to wait, and got nowhere; zero while it has none, or waits.
+    #[must_use]
+    pub fn stuck_for(&self) -> Duration {
+        let waits = self.paused.is_some() || self.stopped.is_some();
+        if waits || !self.has_work() { Duration::ZERO } else { self.progressed.elapsed() }
     }
 
     /// Records between the frontier and the end; `None` while either is unknown.
@@ -222,7 +308,70 @@ mod tests {
         status.partition_owned(3, Epoch(1));
         status.partition_owned(3, Epoch(2));
         status.frontier(3, Epoch(1), NextOffset(9));
-        assert_eq!(status.snapshot().partitions, BTreeMap::from([(3, PartitionStatus::new(Epoch(2)))]));
+        let known = &status.snapshot().partitions[&3];
+        assert_eq!((known.epoch, known.frontier), (Epoch(2), None));
+    }
+
+    /// As if it had happened so long ago.
+    fn long_ago(status: &Status) {
+        let mut view = status.lock();
+        let moment = Instant::now().checked_sub(Duration::from_secs(60)).expect("the machine runs for longer");
+        view.polled = view.polled.map(|_| moment);
+        view.partitions.values_mut().for_each(|known| known.progressed = moment);
+    }
+
+    // CASES H07, A02
+    #[test]
+    fn who_has_work_and_no_reason_to_wait_and_gets_nowhere_is_stuck() {
+        let (status, limit) = (Status::default(), Duration::from_secs(30));
+        let stuck = || status.snapshot().stuck(limit);
+        status.partition_owned(3, Epoch(1));
+        status.frontier(3, Epoch(1), NextOffset(10));
+        status.end(3, NextOffset(10));
+        long_ago(&status);
+        assert!(stuck().is_empty(), "it has nothing to do");
+        status.end(3, NextOffset(12));
+        assert!(stuck().is_empty(), "the first record has only just come");
+        long_ago(&status);
+        assert_eq!(stuck(), ["partition 3 has records to settle and has settled none for 60 s"]);
+        status.end(3, NextOffset(13));
+        assert!(!stuck().is_empty(), "more of it is no progress");
+
+        status.partition_paused(3, Epoch(1), Some("the database is away".to_owned()));
+        assert!(stuck().is_empty(), "a restart would not bring the database back");
+        status.partition_paused(3, Epoch(1), None);
+        assert!(stuck().is_empty(), "it has only just gone on");
+        long_ago(&status);
+        status.frontier(3, Epoch(1), NextOffset(11));
+        assert!(stuck().is_empty(), "it has settled one");
+        long_ago(&status);
+        status.stopped(3, "the topic was made anew");
+        assert!(stuck().is_empty(), "a person is waited for");
+    }
+
+    #[test]
+    fn an_end_without_records_is_no_work_but_a_window_and_a_batch_are() {
+        let (status, limit) = (Status::default(), Duration::from_secs(30));
+        let stuck = || !status.snapshot().stuck(limit).is_empty();
+        status.partition_owned(3, Epoch(1));
+        status.frontier(3, Epoch(1), NextOffset(10));
+        status.read_to_the_end(3, NextOffset(11));
+        long_ago(&status);
+        assert!(!stuck(), "the last offset is a marker of a transaction");
+        status.window(3, Epoch(1), 1, 100);
+        assert!(stuck());
+        status.window(3, Epoch(1), 0, 0);
+        status.in_flight(3, Epoch(1), 5);
+        assert!(stuck(), "a batch that does not end");
+    }
+
+    #[test]
+    fn a_poll_thread_that_does_not_poll_is_stuck() {
+        let status = Status::default();
+        assert!(status.snapshot().stuck(Duration::ZERO).is_empty(), "it has not begun");
+        status.polled();
+        long_ago(&status);
+        assert_eq!(status.snapshot().stuck(Duration::from_secs(30)), ["the poll thread has not polled for 60 s"]);
     }
 
     #[test]

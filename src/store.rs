@@ -29,6 +29,7 @@ pub mod payments;
 pub mod processed_events;
 pub mod reconcile;
 pub mod retention;
+pub mod skips;
 
 use std::fmt;
 use std::time::Duration;

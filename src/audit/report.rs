@@ -21,13 +21,15 @@ pub struct Report {
     pub duplicates: Option<u64>,
     /// Events without a payment row that are held, for whatever reason.
     pub held: u64,
+    /// Events that stand only where an operator wants records passed over.
+    pub passed_over: u64,
     /// Records that are no event, and held.
     pub poison: u64,
     /// Records that repeat an id with another content, and held.
     pub conflicts: u64,
     /// Charges at the provider beyond one per event.
     pub double_charges: Option<u64>,
-    /// Distinct ids of the log that are in none of charged, declined, held.
+    /// Distinct ids of the log that are in none of charged, declined, held, passed over.
     pub lost: Option<u64>,
     /// Distinct ids of the log that are in none of them because the group has not read them yet.
     pub unread: Option<u64>,
@@ -53,6 +55,7 @@ impl Report {
             declined: u64,
             duplicates: Option<u64>,
             held: u64,
+            passed_over: u64,
             poison: u64,
             double_charges: Option<u64>,
             lost: Option<u64>,
@@ -68,6 +71,7 @@ impl Report {
             declined,
             duplicates,
             held,
+            passed_over,
             poison,
             conflicts,
             double_charges,
@@ -83,6 +87,7 @@ impl Report {
             declined,
             duplicates,
             held,
+            passed_over,
             poison,
             double_charges,
             lost,
@@ -100,15 +105,16 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = [
             ("records produced", self.produced, "in the producer's log"),
-            ("  distinct events", self.distinct, "valid, each id counted once; each must be in one of the next three"),
+            ("  distinct events", self.distinct, "valid, each id counted once; each must be in one of the next four"),
             ("    charged", Some(self.charged), "one payment row each"),
             ("    declined", Some(self.declined), "the provider said no; one payment row each"),
             ("    held", Some(self.held), "recorded with a reason, to be tried again or to be looked at"),
+            ("    passed over", Some(self.passed_over), "an operator wanted it so: onceward offsets skip"),
             ("  duplicates", self.duplicates, "the same event again: nothing happened"),
             ("  conflicts", Some(self.conflicts), "a known id with another content: held, not applied"),
             ("  poison", Some(self.poison), "no valid event: held, not applied"),
             ("double charges", self.double_charges, "at the provider, beyond one per event: must be 0"),
-            ("lost", self.lost, "distinct events that are neither charged, declined nor held: must be 0"),
+            ("lost", self.lost, "distinct events that are neither charged, declined, held nor passed over: must be 0"),
         ];
         let unread = ("not read yet", self.unread, "distinct events that the group has still to come to");
         for (name, count, meaning) in rows.into_iter().chain(self.unread.is_some_and(|unread| unread > 0).then_some(unread)) {
@@ -159,6 +165,7 @@ mod tests {
             declined: 900,
             duplicates: Some(234_500),
             held: 100,
+            passed_over: 0,
             poison: 60,
             conflicts: 7,
             double_charges: Some(0),
@@ -170,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_machine_gets_one_line() {
-        let line = r#"{"produced":1234567,"distinct":1000000,"charged":999000,"declined":900,"duplicates":234500,"held":100,"poison":60,"double_charges":0,"lost":0,"unread":0,"conflicts":7,"adds_up":true,"problems":[]}"#;
+        let line = r#"{"produced":1234567,"distinct":1000000,"charged":999000,"declined":900,"duplicates":234500,"held":100,"passed_over":0,"poison":60,"double_charges":0,"lost":0,"unread":0,"conflicts":7,"adds_up":true,"problems":[]}"#;
         assert_eq!(report().to_json(), line);
         assert!(Report::default().to_json().contains(r#""produced":null"#));
     }

@@ -84,8 +84,10 @@ const LEDGER_DECLINED: u16 = 1 << 8;
 const LOGGED_TWO_WAYS: u16 = 1 << 9;
 const AMOUNTS_DIFFER: u16 = 1 << 10;
 const UNREADABLE: u16 = 1 << 11;
-/// The group has settled a record of it, or says so: it must be somewhere.
+/// The group has settled a record of it that is wanted, or says so: it must be somewhere.
 const READ: u16 = 1 << 12;
+/// The log has it somewhere that is not passed over.
+const WANTED: u16 = 1 << 13;
 
 impl Traces {
     const fn has(&self, any_of: u16) -> bool {
@@ -139,11 +141,12 @@ impl Reconciliation {
     }
 
     /// A record of the log that is an event.
-    pub(super) fn logged_event(&mut self, place: (i32, i64), id: Uuid, digest: i64, content: Option<Content>) {
+    /// `wanted`: it does not stand where an operator wants records passed over.
+    pub(super) fn logged_event(&mut self, place: (i32, i64), id: Uuid, digest: i64, content: Option<Content>, wanted: bool) {
         (self.records, self.event_records) = (self.records + 1, self.event_records + 1);
         let read = if self.is_read(place) { READ } else { 0 };
         let traces = self.events.entry(id).or_default();
-        traces.seen |= read;
+        traces.seen |= if wanted { WANTED | read } else { 0 };
         match &traces.logged {
             None => traces.logged = Some(Logged { digest, content }),
             Some(first) if first.digest != digest => {
@@ -155,9 +158,11 @@ impl Reconciliation {
     }
 
     /// A record of the log that is none.
-    pub(super) fn logged_poison(&mut self, partition: i32, offset: i64) {
+    pub(super) fn logged_poison(&mut self, partition: i32, offset: i64, wanted: bool) {
         self.records += 1;
-        self.poison_logged.insert((partition, offset));
+        if wanted {
+            self.poison_logged.insert((partition, offset));
+        }
     }
 
     /// A claim, of the audited group or of another.
@@ -181,6 +186,7 @@ impl Reconciliation {
                 self.poison_held.insert((partition, offset));
                 return;
             }
+            (HeldReason::Gap | HeldReason::Skipped, _) => return, // they stand for records, and are none
             (HeldReason::Conflict, _) => HELD_AS_CONFLICT,
             (_, HeldState::Applied) => HELD_APPLIED,
             (HeldReason::Retryable | HeldReason::Unknown | HeldReason::ChargedNotRecorded, _) => HELD | HELD_IN_DOUBT,
@@ -228,6 +234,7 @@ impl Reconciliation {
                 report.held += u64::from(!traces.is_paid() && traces.has(HELD));
             }
             match produced && !traces.is_paid() && !traces.has(HELD) {
+                true if !traces.has(WANTED) => report.passed_over += 1,
                 true if traces.has(READ) => {
                     lost += 1;
                     problems.add(Problem::Lost, *id);
@@ -503,9 +510,9 @@ mod tests {
                 (0..2).for_each(|partition| reconciliation.settled_below(partition, self.settled));
                 reconciliation.with_log();
                 for ((id, order, amount), offset) in self.log.iter().zip(1..) {
-                    reconciliation.logged_event((0, offset), *id, i64::from(*amount != AMOUNT), content(*order, amount));
+                    reconciliation.logged_event((0, offset), *id, i64::from(*amount != AMOUNT), content(*order, amount), true);
                 }
-                self.poison.iter().for_each(|(partition, offset)| reconciliation.logged_poison(*partition, *offset));
+                self.poison.iter().for_each(|(partition, offset)| reconciliation.logged_poison(*partition, *offset, true));
             }
             reconciliation.report(self.floor)
         }
@@ -525,6 +532,7 @@ mod tests {
         let report = world().report();
         assert_eq!(report.problems, Vec::<String>::new());
         let expected = Report {
+            passed_over: 0,
             produced: Some(15),
             distinct: Some(10),
             charged: 7,

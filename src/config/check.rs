@@ -13,7 +13,7 @@ use tokio_postgres::config::SslMode;
 use tracing_subscriber::EnvFilter;
 
 use super::load::Fault;
-use super::{Config, ProviderKind};
+use super::{Assignor, Config, ProviderKind};
 
 /// What a command requires to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,13 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
     }
     if kafka.group.len() > 255 || kafka.group.chars().any(char::is_control) {
         push(faults, "kafka.group", "must have 255 bytes at most and no control characters".to_owned());
+    }
+    if kafka.instance_id.len() > 249 || !kafka.instance_id.chars().all(legal) {
+        push(faults, "kafka.instance_id", "must be up to 249 of a-z A-Z 0-9 . _ -".to_owned());
+    }
+    if kafka.assignor == Assignor::Broker && !kafka.instance_id.is_empty() {
+        let why = "makes a crash worse with the assignor `broker`: the broker refuses the restarted process until the old one's session has ended";
+        push(faults, "kafka.instance_id", why.to_owned());
     }
     if EnvFilter::try_new(&config.log.level).is_err() {
         push(faults, "log.level", "must be error, warn, info, debug, trace, or directives such as info,onceward=debug".to_owned());
@@ -144,6 +151,7 @@ fn durations(config: &Config, faults: &mut Vec<Fault>) {
     let poll = ("kafka.max_poll_interval_ms", kafka.max_poll_interval);
     let commit = ("kafka.commit_interval_ms", kafka.commit_interval);
     let drain = ("pipeline.drain_ms", config.pipeline.drain);
+    let stuck = ("pipeline.stuck_after_ms", config.pipeline.stuck_after);
     let max_age = ("retry.max_age_ms", retry.max_age);
     let longest = ("retry.backoff_max_ms", retry.backoff_max);
     let retention = ("retention.retention_ms", config.retention.retention);
@@ -159,6 +167,7 @@ fn durations(config: &Config, faults: &mut Vec<Fault>) {
         (&[connect], session, "a connect must not outlast a session"),
         (&[session], poll, "a member that polls must be seen to live"),
         (&[drain], poll, "a member that drains must be seen to poll"),
+        (&[budget, statement], stuck, "a batch within its limits is not stuck"),
         (&[commit], session, "positions must be committed more often than partitions move"),
         (&[effect], margin, "a call must end before the provider has forgotten its key"),
         (&[max_age, margin], key_life, "a retry must come before the provider has forgotten its key"),
@@ -185,6 +194,9 @@ fn others(config: &Config, faults: &mut Vec<Fault>) {
     }
     if config.retention.retention < DAY {
         push(faults, "retention.retention_ms", format!("must be a day ({}) at least", DAY.as_millis()));
+    }
+    if kafka.assignor == Assignor::Broker && kafka.options.get("heartbeat.interval.ms").is_some() {
+        push(faults, "kafka.options.heartbeat.interval.ms", "is the broker's own setting with the assignor `broker`".to_owned());
     }
     let heartbeat = kafka.options.get("heartbeat.interval.ms").and_then(|ms| ms.parse::<u64>().ok()).unwrap_or(500);
     if Duration::from_millis(heartbeat) * 3 > kafka.session_timeout {

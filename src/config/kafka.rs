@@ -71,7 +71,8 @@ impl KafkaConfig {
             client.set(key, value);
         }
         for (names, value) in TUNED {
-            if !self.options.given(names) {
+            let is_the_brokers = self.assignor == Assignor::Broker && names[0] == "heartbeat.interval.ms";
+            if !self.options.given(names) && !is_the_brokers {
                 client.set(names[0], *value);
             }
         }
@@ -99,25 +100,33 @@ impl KafkaConfig {
         client
     }
 
-    fn guarantee(&self) -> [(&'static str, String); 12] {
-        let assignor = match self.assignor {
-            Assignor::CooperativeSticky => "cooperative-sticky",
-            Assignor::Range => "range",
-        };
-        [
+    fn guarantee(&self) -> Vec<(&'static str, String)> {
+        let mut ours = vec![
             ("bootstrap.servers", self.brokers.clone()),
             ("group.id", self.group.clone()),
-            ("group.protocol", "classic".to_owned()),
-            ("partition.assignment.strategy", assignor.to_owned()),
-            ("session.timeout.ms", self.session_timeout.as_millis().to_string()),
             ("max.poll.interval.ms", self.max_poll_interval.as_millis().to_string()),
             ("enable.auto.commit", "false".to_owned()),
             ("enable.auto.offset.store", "false".to_owned()),
             ("auto.offset.reset", "error".to_owned()),
             ("isolation.level", "read_committed".to_owned()),
-            ("enable.partition.eof", "false".to_owned()),
+            ("enable.partition.eof", "true".to_owned()),
             ("allow.auto.create.topics", "false".to_owned()),
-        ]
+        ];
+        let mut classic = |assignor: &str| {
+            ours.push(("group.protocol", "classic".to_owned()));
+            ours.push(("partition.assignment.strategy", assignor.to_owned()));
+            ours.push(("session.timeout.ms", self.session_timeout.as_millis().to_string()));
+        };
+        match self.assignor {
+            Assignor::CooperativeSticky => classic("cooperative-sticky"),
+            Assignor::Range => classic("range"),
+            // Session and heartbeat are the broker's; librdkafka refuses them here.
+            Assignor::Broker => ours.push(("group.protocol", "consumer".to_owned())),
+        }
+        if !self.instance_id.is_empty() {
+            ours.push(("group.instance.id", self.instance_id.clone()));
+        }
+        ours
     }
 }
 
@@ -154,9 +163,9 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["partition.assignment.strategy", "group.remote.assignor"], "use `kafka.assignor`"),
     (&["session.timeout.ms"], "it is part of the order of time limits: use `kafka.session_timeout_ms`"),
     (&["max.poll.interval.ms"], "it is part of the order of time limits: use `kafka.max_poll_interval_ms`"),
-    (&["group.protocol", "group.protocol.type"], "only the classic protocol is supported for now"),
-    (&["group.instance.id"], "static membership is not supported for now"),
-    (&["enable.partition.eof"], "the end of a partition is no error here"),
+    (&["group.protocol", "group.protocol.type"], "use `kafka.assignor`: `broker` stands for the protocol `consumer`"),
+    (&["group.instance.id"], "use `kafka.instance_id`"),
+    (&["enable.partition.eof"], "it tells a partition that is read to its end from one that is stuck"),
     (&["allow.auto.create.topics"], "a misspelt topic must fail, not come into being"),
     (&["consume.callback.max.messages"], "records are polled, not called back"),
 ];
@@ -219,7 +228,7 @@ mod tests {
             ("group.protocol", "consumer"),
             ("group.instance.id", "one"),
             ("isolation.level", "read_uncommitted"),
-            ("enable.partition.eof", "true"),
+            ("enable.partition.eof", "false"),
             ("allow.auto.create.topics", "true"),
         ] {
             let mut options = KafkaOptions::default();
@@ -257,6 +266,30 @@ mod tests {
         ] {
             assert_eq!(client.get(key), Some(value), "{key}");
         }
+    }
+
+    // CASES A12
+    #[test]
+    fn each_assignor_is_a_client_that_librdkafka_takes() {
+        for (assignor, protocol, strategy, session) in [
+            (Assignor::CooperativeSticky, "classic", Some("cooperative-sticky"), Some("20000")),
+            (Assignor::Range, "classic", Some("range"), Some("20000")),
+            (Assignor::Broker, "consumer", None, None),
+        ] {
+            let client = KafkaConfig { assignor, ..kafka() }.kafka_client_config();
+            client.create_native_config().expect("librdkafka takes all of it");
+            let _: rdkafka::consumer::BaseConsumer = client.create().expect("and all of it together");
+            let given = ["group.protocol", "partition.assignment.strategy", "session.timeout.ms"].map(|key| client.get(key));
+            assert_eq!(given, [Some(protocol), strategy, session]);
+        }
+    }
+
+    // CASES B19
+    #[test]
+    fn an_instance_id_is_passed_on_and_none_is_not() {
+        let named = KafkaConfig { instance_id: "billing-0".to_owned(), ..kafka() };
+        assert_eq!(named.kafka_client_config().get("group.instance.id"), Some("billing-0"));
+        assert_eq!(kafka().kafka_client_config().get("group.instance.id"), None);
     }
 
     #[test]

@@ -150,6 +150,9 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 group.consumer.min.heartbeat.interval.ms=200
+group.consumer.heartbeat.interval.ms=500
+group.consumer.min.session.timeout.ms=6000
+group.consumer.session.timeout.ms=6000
 log.retention.ms=-1
 ",
         data = folder.join("data").display()

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
-use crate::record::{KeyDigest, Offset, Record, RecordDigest};
+use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips};
 use crate::retention::unix_ms;
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::{HeldState, NewHeld};
@@ -34,6 +34,8 @@ pub enum Fate {
     },
     /// Applied before, by us or by anybody of the group.
     Duplicate,
+    /// An operator wanted it passed over: settled without effect, and not even claimed.
+    Skipped,
     /// The effect happened and is written.
     Applied,
     /// A business "no" is written.
@@ -88,13 +90,15 @@ pub struct Counts {
     pub held: usize,
     /// Not settled.
     pub given_back: usize,
+    /// Passed over.
+    pub skipped: usize,
 }
 
 impl Counts {
     /// All records of the batch.
     #[must_use]
     pub const fn sum(&self) -> usize {
-        self.applied + self.declined + self.duplicates + self.held + self.given_back
+        self.applied + self.declined + self.duplicates + self.held + self.given_back + self.skipped
     }
 }
 
@@ -104,6 +108,7 @@ impl<'a, E: Event> Batch<'a, E> {
     pub fn decode<H: Handler<Event = E>>(
         handler: &H,
         records: impl Iterator<Item = &'a Buffered>,
+        skips: &Skips,
         now: SystemTime,
         future_skew: Duration,
         discarded: &HashSet<(Offset, RecordDigest)>,
@@ -111,6 +116,10 @@ impl<'a, E: Event> Batch<'a, E> {
         let mut firsts: HashMap<Uuid, usize> = HashMap::new();
         let mut items: Vec<Item<'a, E>> = Vec::with_capacity(records.size_hint().0);
         for record in records {
+            if skips.contain(record.offset) {
+                items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Skipped });
+                continue;
+            }
             if discarded.contains(&(record.offset, record.digest())) {
                 items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Duplicate });
                 continue;
@@ -238,7 +247,7 @@ impl<'a, E: Event> Batch<'a, E> {
         let goes = |item: &&Item<'_, E>| match &item.fate {
             Fate::GivenBack { .. } => true,
             Fate::Held(hold) => !hold.owns_claim,
-            Fate::Open | Fate::Repeat { .. } | Fate::Duplicate | Fate::Applied | Fate::Declined => false,
+            Fate::Open | Fate::Repeat { .. } | Fate::Duplicate | Fate::Skipped | Fate::Applied | Fate::Declined => false,
         };
         // A conflicting repeat carries the id of a claim that stays: only ids all of whose records let go are let go.
         let stays: HashSet<Uuid> = self.items.iter().filter(|item| !goes(item)).filter_map(|item| item.event_id).collect();
@@ -253,9 +262,13 @@ impl<'a, E: Event> Batch<'a, E> {
             .iter()
             .filter_map(|item| match &item.fate {
                 Fate::Held(hold) => Some(hold.row(item.record, item.event_id)),
-                Fate::Open | Fate::Repeat { .. } | Fate::Duplicate | Fate::Applied | Fate::Declined | Fate::GivenBack { .. } => {
-                    None
-                }
+                Fate::Open
+                | Fate::Repeat { .. }
+                | Fate::Duplicate
+                | Fate::Skipped
+                | Fate::Applied
+                | Fate::Declined
+                | Fate::GivenBack { .. } => None,
             })
             .collect()
     }
@@ -275,6 +288,7 @@ impl<'a, E: Event> Batch<'a, E> {
                 Fate::Declined => counts.declined += 1,
                 Fate::Duplicate | Fate::Repeat { .. } => counts.duplicates += 1,
                 Fate::Held(_) => counts.held += 1,
+                Fate::Skipped => counts.skipped += 1,
                 Fate::Open | Fate::GivenBack { .. } => counts.given_back += 1,
             }
         }
@@ -390,7 +404,9 @@ fn shared_fate(first: &Fate) -> Fate {
         Fate::GivenBack { wait } => Fate::GivenBack { wait: *wait },
         Fate::Held(hold) if !hold.owns_claim => Fate::Held(Hold::unclaimed(hold.reason, hold.error.clone())),
         Fate::Held(_) | Fate::Duplicate | Fate::Applied | Fate::Declined => Fate::Duplicate,
-        Fate::Open | Fate::Repeat { .. } => unreachable!("the first of a repeat is decided before"),
+        Fate::Open | Fate::Repeat { .. } | Fate::Skipped => {
+            unreachable!("the first of a repeat is decided before, and never passed over")
+        }
     }
 }
 
@@ -400,7 +416,7 @@ mod tests {
 
     use super::*;
     use crate::handler::BatchContext;
-    use crate::pipeline::window::{Buffer, Handed, Window, WindowBatch};
+    use crate::pipeline::window::{Buffer, Handed, Share, Window, WindowBatch};
     use crate::record::NextOffset;
     use crate::store::{DbError, Session};
 
@@ -447,7 +463,8 @@ mod tests {
             let offset = Offset(i64::try_from(offset).unwrap());
             // The third byte is the key, where there is one.
             let (key, payload) = (payload.get(2).map(|key| [*key][..].into()), Some((*payload).into()));
-            buffer.admit(Record { partition: 0, offset, timestamp_ms: None, key, headers: Box::default(), payload })
+            let record = Record { partition: 0, offset, timestamp_ms: None, key, headers: Box::default(), payload };
+            buffer.admit(record, &Share::default())
         };
         let mut window = Window::positioned(NextOffset(0));
         window.offer(Handed { after: NextOffset(0), records: payloads.iter().enumerate().map(record).collect() }).unwrap();
@@ -455,7 +472,11 @@ mod tests {
     }
 
     fn decoded(window: &WindowBatch) -> Batch<'_, Told> {
-        Batch::decode(&Tells, window.records(), SystemTime::now(), Duration::from_secs(60), &HashSet::new())
+        passing_over(window, Skips::default())
+    }
+
+    fn passing_over(window: &WindowBatch, skips: Skips) -> Batch<'_, Told> {
+        Batch::decode(&Tells, window.records(), &skips, SystemTime::now(), Duration::from_secs(60), &HashSet::new())
     }
 
     const RETRY: RetryPolicy = RetryPolicy {
@@ -467,6 +488,17 @@ mod tests {
 
     fn not_started() -> Outcome {
         Outcome::NotStarted { wait: Duration::from_secs(3) }
+    }
+
+    #[test]
+    fn what_is_passed_over_is_settled_and_never_the_first_of_a_repeat() {
+        let window = window(&[&[1, 1], &[1, 1], &[1, 2], &[2, 1]]);
+        let mut batch = passing_over(&window, Skips::new(vec![(0, 1), (3, 4)]));
+        assert_eq!(batch.claims(None).iter().map(|row| row.offset).collect::<Vec<_>>(), [Offset(1)]);
+        assert_eq!(batch.take_claimed(&Doubt::default()).len(), 1);
+        batch.conclude(vec![Outcome::Applied], &RETRY);
+        assert_eq!(batch.given_back(), []);
+        assert_eq!(batch.counts(), Counts { applied: 1, held: 1, skipped: 2, ..Counts::default() });
     }
 
     #[test]
@@ -556,7 +588,7 @@ mod tests {
         assert_eq!(batch.held()[0].reason, HeldReason::BeyondHorizon);
 
         let before_all = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
-        let early = Batch::decode(&Tells, window.records(), before_all, Duration::ZERO, &HashSet::new());
+        let early = Batch::decode(&Tells, window.records(), &Skips::default(), before_all, Duration::ZERO, &HashSet::new());
         assert_eq!(early.open_ids().count(), 0);
         assert_eq!(early.held()[1].reason, HeldReason::Future);
     }
@@ -615,7 +647,8 @@ mod tests {
     fn what_was_discarded_stays_so_whatever_it_would_be_today() {
         let window = window(&[&[1, 1], &[], &[1, 1]]);
         let discarded: HashSet<_> = window.records().take(2).map(|record| (record.offset, record.digest())).collect();
-        let mut batch = Batch::decode(&Tells, window.records(), SystemTime::now(), Duration::from_secs(60), &discarded);
+        let mut batch =
+            Batch::decode(&Tells, window.records(), &Skips::default(), SystemTime::now(), Duration::from_secs(60), &discarded);
         assert_eq!(
             batch.take_claimed(&Doubt::default())[0].offset(),
             Offset(2),

@@ -71,8 +71,10 @@ pub enum PollEvent {
     },
     /// An offset turned out to lie outside the log; librdkafka does not say of which partition.
     OutOfRange,
-    /// The client is beyond repair.
+    /// The client is beyond repair, and so is the process.
     Fatal(String),
+    /// The client was beyond repair: another takes its place when its partitions are released.
+    Replaced(String),
     /// The consumer has left the group and is closed.
     Closed,
 }

@@ -27,7 +27,7 @@ use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::refusal::{Refusal, row_error};
 use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
-use crate::record::{Epoch, NextOffset, Offset, RecordDigest, SourceId};
+use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::Status;
 use crate::store::consumed_partitions::Doubt;
@@ -108,6 +108,8 @@ pub struct RunBatch<A> {
     pub epoch: Epoch,
     /// What the fence must find.
     pub written: Written,
+    /// Records that are settled without effect.
+    pub skips: Arc<Skips>,
     /// Which new events may have been charged before the database went back in time.
     pub doubt: Doubt,
     /// What to do.
@@ -334,7 +336,7 @@ async fn run_window<H: Business>(
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
     let discarded = discarded(session, run, window).await.map_err(TransactionError::Begin)?;
-    let mut batch = Batch::decode(&engine.handler, window.records(), SystemTime::now(), engine.future_skew, &discarded);
+    let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew, &discarded);
     metrics::stage(metrics::Stage::Decode, started.elapsed());
     CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
@@ -491,6 +493,7 @@ pub(super) fn report(counts: Counts) {
     metrics::events(metrics::Outcome::Duplicate, counts.duplicates);
     metrics::events(metrics::Outcome::Held, counts.held);
     metrics::events(metrics::Outcome::GivenBack, counts.given_back);
+    metrics::events(metrics::Outcome::Skipped, counts.skipped);
 }
 
 /// The age of a batch's oldest record when it has committed.

@@ -8,20 +8,19 @@
 //! older than the one tracked.
 
 use std::collections::HashMap;
-use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use actix::prelude::*;
 use rdkafka::TopicPartitionList;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::consumer::{CommitMode, Consumer};
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use crate::app::DeathNotice;
+use crate::app::{DeathNotice, Fatal};
 use crate::crash::CrashPoint;
 use crate::metrics;
-use crate::pipeline::rebalance::Rebalances;
+use crate::pipeline::client::Client;
 use crate::record::{Epoch, NextOffset};
 use crate::status::Status;
 
@@ -79,12 +78,13 @@ struct Entry {
 /// The actor around the ledger.
 #[derive(Debug)]
 pub struct OffsetActor {
+    /// First, so that it is told before the commit thread ends for want of requests.
+    _death: DeathNotice,
     ledger: Ledger,
     thread: Sender<CommitRequest>,
     status: Status,
     interval: Duration,
     committing: bool,
-    _death: DeathNotice,
 }
 
 #[derive(Debug)]
@@ -145,25 +145,22 @@ impl Entry {
 }
 
 impl OffsetActor {
-    /// An actor that commits at most once per `interval`, through a thread of its own that holds the consumer weakly: the poll thread
-    /// alone may drop it.
+    /// An actor that commits at most once per `interval`, through a thread of its own.
     ///
     /// # Panics
     /// When the operating system refuses a thread.
     #[must_use]
-    pub fn new(
-        topic: String,
-        consumer: Weak<BaseConsumer<Rebalances>>,
-        interval: Duration,
-        status: Status,
-        death: DeathNotice,
-    ) -> Self {
+    pub fn new(topic: String, client: Client, interval: Duration, status: Status, fatal: &Fatal) -> Self {
         let (thread, requests) = channel();
+        let death = fatal.notice("commit thread");
         std::thread::Builder::new()
             .name("onceward-commit".into())
-            .spawn(move || commit_requests(&topic, &consumer, &requests))
+            .spawn(move || {
+                let _death = death;
+                commit_requests(&topic, &client, &requests);
+            })
             .expect("the operating system gives a thread");
-        Self { ledger: Ledger::default(), thread, status, interval, committing: false, _death: death }
+        Self { ledger: Ledger::default(), thread, status, interval, committing: false, _death: fatal.notice("OffsetActor") }
     }
 
     /// Hands `offsets` to the commit thread and waits for the answer, at most [`COMMIT_ANSWER`].
@@ -255,9 +252,9 @@ impl Handler<Release> for OffsetActor {
 }
 
 /// The commit thread: one blocking commit at a time, in the order asked.
-fn commit_requests(topic: &str, consumer: &Weak<BaseConsumer<Rebalances>>, requests: &Receiver<CommitRequest>) {
+fn commit_requests(topic: &str, client: &Client, requests: &Receiver<CommitRequest>) {
     for request in requests {
-        let result = consumer.upgrade().ok_or_else(|| "the consumer is closed".to_owned()).and_then(|consumer| {
+        let result = client.get().ok_or_else(|| "the consumer is closed".to_owned()).and_then(|consumer| {
             let mut list = TopicPartitionList::with_capacity(request.offsets.len());
             for (partition, next_offset) in &request.offsets {
                 list.add_partition_offset(topic, *partition, rdkafka::Offset::Offset(next_offset.0))

@@ -5,7 +5,7 @@
 //!
 //! Invariant: one batch is in flight, be it of the window or of held events, and nothing starts once the stop flag is raised.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
@@ -18,11 +18,12 @@ use crate::metrics;
 use crate::pipeline::agenda::{Agenda, Next};
 use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
+use crate::pipeline::lives::{Report, Reported, Wrote};
 use crate::pipeline::refusal::Refusal;
-use crate::pipeline::supervisor::{Report, Reported};
-use crate::pipeline::window::Window;
+use crate::pipeline::takeover::Positioned;
+use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
-use crate::record::{Epoch, NextOffset, SourceId};
+use crate::record::{Epoch, Skips, SourceId};
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, attempts};
@@ -33,46 +34,6 @@ const MAILBOX: usize = 64;
 const PROBE_BATCH: usize = 8;
 /// Waits between tries while the database is away: from the first to the longest.
 const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-
-/// What a partition begins with: positioned, fenced, and with the attempts of its past converted.
-#[derive(Debug)]
-pub struct Positioned {
-    /// The partition.
-    pub partition: i32,
-    /// Its row and our epoch.
-    pub source: SourceId,
-    /// Our epoch.
-    pub epoch: Epoch,
-    /// What the row says.
-    pub written: Written,
-    /// The first offset to settle.
-    pub base: NextOffset,
-    /// What Kafka had when it was taken over.
-    pub committed: Option<NextOffset>,
-    /// What is open of its held events.
-    pub held: OpenHeld,
-    /// Which new events may have been charged before the database went back in time.
-    pub doubt: Doubt,
-    /// Where the frontier is noted for whoever comes after this actor.
-    pub wrote: Wrote,
-}
-
-/// The frontier that this process wrote last, since the partition was assigned. It outlives the actors, and tells whether the database
-/// went back in time between two of them.
-#[derive(Clone, Debug, Default)]
-pub struct Wrote(Arc<Mutex<Option<NextOffset>>>);
-
-impl Wrote {
-    /// What was written last, if anything.
-    #[must_use]
-    pub fn last(&self) -> Option<NextOffset> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note(&self, frontier: NextOffset) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(frontier);
-    }
-}
 
 /// The actor.
 #[derive(Debug)]
@@ -85,6 +46,7 @@ pub struct PartitionActor<H: Business> {
     source: SourceId,
     epoch: Epoch,
     written: Written,
+    skips: Arc<Skips>,
     doubt: Doubt,
     wrote: Wrote,
     window: Window,
@@ -99,8 +61,8 @@ pub struct PartitionActor<H: Business> {
     state: State,
     outages: u32,
     drained: Option<oneshot::Sender<()>>,
-    /// The chain broke while a batch was in flight: that batch ends first.
-    broken: bool,
+    /// Why it ends when the batch that is in flight has ended.
+    ending: Option<Report>,
     timer: Option<SpawnHandle>,
     alive: DiedNotice,
 }
@@ -152,9 +114,10 @@ impl<H: Business> PartitionActor<H> {
             source: at.source,
             epoch: at.epoch,
             written: at.written,
+            skips: Arc::new(at.skips.clone()),
             doubt: at.doubt,
             wrote: at.wrote.clone(),
-            window: Window::positioned(at.base),
+            window: at.witness.map_or_else(|| Window::positioned(at.base), Window::behind),
             answers,
             stop,
             batch_max: workers.engine().batch_max,
@@ -165,7 +128,7 @@ impl<H: Business> PartitionActor<H> {
             state: State::Idle,
             outages: 0,
             drained: None,
-            broken: false,
+            ending: None,
             timer: None,
             alive: DiedNotice { partition: at.partition, run, supervisor: supervisor.clone(), armed: true },
             supervisor,
@@ -181,8 +144,8 @@ impl<H: Business> PartitionActor<H> {
             self.end_if_draining(ctx);
             return;
         }
-        if self.broken {
-            self.end(Report::ChainBroken, ctx);
+        if let Some(report) = self.ending.take() {
+            self.end(report, ctx);
             return;
         }
         match self.agenda.next(self.window.is_empty(), Instant::now()) {
@@ -242,6 +205,7 @@ impl<H: Business> PartitionActor<H> {
             source: self.source,
             epoch: self.epoch,
             written: self.written,
+            skips: Arc::clone(&self.skips),
             doubt: self.doubt,
             work,
             held: self.agenda.held(),
@@ -278,6 +242,8 @@ impl<H: Business> PartitionActor<H> {
             self.written = Written::known(Some(frontier.next_offset));
             self.wrote.note(frontier.next_offset);
             self.workers.engine().status.frontier(self.partition, self.epoch, frontier.next_offset);
+        } else {
+            self.workers.engine().status.progressed(self.partition, self.epoch);
         }
         self.show_window();
         self.agenda.settled(settled.wait, now);
@@ -309,7 +275,7 @@ impl<H: Business> PartitionActor<H> {
     }
 
     fn show_pause(&self, reason: Option<String>) {
-        self.workers.engine().status.change(self.partition, self.epoch, |known| known.paused = reason);
+        self.workers.engine().status.partition_paused(self.partition, self.epoch, reason);
     }
 
     /// One of the records is the offender: the next batch has half of them, until it stands alone and is held.
@@ -363,6 +329,7 @@ impl<H: Business> PartitionActor<H> {
             self.workers.engine().status.epoch(self.partition, self.epoch, ownership.epoch);
             self.epoch = ownership.epoch;
             self.written = Written::known(ownership.next_offset);
+            self.skips = Arc::new(ownership.skips);
             self.doubt = ownership.doubt;
             self.know(held, Instant::now());
         }
@@ -375,7 +342,7 @@ impl<H: Business> PartitionActor<H> {
             return;
         }
         self.agenda.stop();
-        self.broken = false;
+        self.ending = None;
         self.window = Window::positioned(self.window.frontier().next_offset);
         self.show_window();
         let _ = self.supervisor.send(Reported { partition: self.partition, run: self.run, report: Report::Stop(reason) });
@@ -399,7 +366,7 @@ impl<H: Business> PartitionActor<H> {
             Some(Work::Window(window)) => window.records().len(),
             Some(Work::Requests | Work::Held { .. }) | None => 0, // how many are due only their transaction will know
         };
-        self.workers.engine().status.change(self.partition, self.epoch, |known| known.in_flight = events);
+        self.workers.engine().status.in_flight(self.partition, self.epoch, events);
     }
 
     /// Looks again later; a newer look replaces the one that waits.
@@ -458,15 +425,19 @@ impl<H: Business> Handler<Records> for PartitionActor<H> {
     type Result = ();
 
     fn handle(&mut self, Records(handed): Records, ctx: &mut Self::Context) {
-        if self.broken || self.stop.is_raised() || self.agenda.is_stopped() {
+        if self.ending.is_some() || self.stop.is_raised() || self.agenda.is_stopped() {
             return; // what is not settled is read again, by whoever comes next
         }
         match self.window.offer(handed) {
-            Ok(()) => self.show_window(),
-            Err(chain_broken) => {
-                error!(partition = self.partition, %chain_broken, "records may be missing: the partition is read again from its frontier");
-                self.broken = true;
+            Ok(()) => {
+                self.show_window();
+                CrashPoint::Windowed.passed();
             }
+            Err(broken @ Refused::ChainBroken { .. }) => {
+                error!(partition = self.partition, %broken, "records may be missing: the partition is read again from its frontier");
+                self.ending = Some(Report::ChainBroken);
+            }
+            Err(other @ Refused::OtherRecord(_)) => self.ending = Some(Report::Stop(other.to_string())),
         }
         self.pump(ctx);
     }

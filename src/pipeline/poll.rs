@@ -3,26 +3,30 @@
 //! In: records and rebalances from librdkafka, commands from the Supervisor. Out: records, grouped by partition and linked into a
 //! chain, and what librdkafka asked for. It owns the consumer. If it dies, the process ends: nothing would ever be read again.
 //!
-//! Invariant: a record is handed on with the offset handed before it, or it is dropped *and* the chain shows it. All partitions share
-//! the one main queue; split queues can stop without a word (CASES A02 to A06).
+//! Invariant: each thing that librdkafka asks for is answered once, and only while it is the last thing asked. All partitions share the
+//! one main queue; split queues can stop without a word (CASES A02 to A06).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use actix::prelude::SendError;
-use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Message as _};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::Message as _;
+use rdkafka::{ClientConfig, TopicPartitionList};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-use crate::pipeline::command::{Command, PollEvent, Records, Route};
+use crate::app::DeathNotice;
+use crate::metrics::{self, Phase};
+use crate::pipeline::client::{self, Client, Remedy, Replacements};
+use crate::pipeline::command::{Command, PollEvent, Route};
+use crate::pipeline::handover::HandOver;
 use crate::pipeline::native::{cached_log_end, own};
+use crate::pipeline::pressure::{Orders, Pressure};
 use crate::pipeline::rebalance::{self, Rebalance, Rebalances};
-use crate::pipeline::window::{Buffer, Buffered, Handed};
+use crate::pipeline::window::Buffer;
 use crate::record::NextOffset;
 use crate::status::Status;
 
@@ -30,8 +34,6 @@ use crate::status::Status;
 const POLL: Duration = Duration::from_millis(10);
 /// Records taken from librdkafka's queue before they are handed on.
 const HAND_OVER: usize = 1024;
-/// How long a full buffer may stop the polling; after that everything is paused and polling goes on, for the group's sake.
-const STALL: Duration = Duration::from_secs(2);
 /// How often the lag of the owned partitions is read from librdkafka's own memory.
 const WATERMARKS: Duration = Duration::from_secs(1);
 /// How long librdkafka may take to seek; it waits for a fetch in progress.
@@ -39,77 +41,82 @@ const SEEK: Duration = Duration::from_secs(5);
 
 /// The thread's state.
 pub struct PollThread {
+    /// First, so that a panic is told before the consumer is dropped, which waits for an answer that nobody gives any more.
+    _death: DeathNotice,
     consumer: Arc<BaseConsumer<Rebalances>>,
+    /// To make another client of, should this one meet a fatal error.
+    config: ClientConfig,
+    client: Client,
+    replacements: Replacements,
+    /// The client is beyond repair, and its partitions are being released.
+    is_lost: bool,
     topic: String,
-    buffer: Buffer,
     status: Status,
     commands: Receiver<Command>,
     events: mpsc::UnboundedSender<PollEvent>,
     generation: u64,
     asked: Option<Rebalance>,
-    partitions: HashMap<i32, Assigned>,
-    refused: VecDeque<(i32, Records)>,
+    asked_at: Instant,
+    on_the_way: HandOver,
     probes: Vec<(i32, oneshot::Sender<bool>)>,
-    stalled: Option<Stall>,
+    pressure: Pressure,
+    buffer_limit: usize,
     watermarks_read: Instant,
-    _death: crate::app::DeathNotice,
-}
-
-struct Assigned {
-    route: Option<Route>,
-    /// One past the last record handed on: the chain's end.
-    handed: NextOffset,
-    fresh: Vec<Arc<Buffered>>,
-}
-
-#[derive(Clone, Copy)]
-enum Stall {
-    NotPolling { since: Instant },
-    Paused,
 }
 
 impl PollThread {
-    /// Starts the thread.
+    /// Starts the thread on a client of its own. Out: where others find that client.
+    ///
+    /// # Errors
+    /// librdkafka refuses the configuration or the topic.
     ///
     /// # Panics
     /// When the operating system refuses a thread.
     pub fn start(
-        consumer: Arc<BaseConsumer<Rebalances>>,
+        config: ClientConfig,
         topic: String,
         buffer: Buffer,
         status: Status,
         commands: Receiver<Command>,
         events: mpsc::UnboundedSender<PollEvent>,
-        death: crate::app::DeathNotice,
-    ) -> std::thread::JoinHandle<()> {
+        death: DeathNotice,
+    ) -> KafkaResult<Client> {
+        let consumer = Arc::new(client::connect(&config, &topic)?);
+        let client = Client::new(&consumer);
         let thread = Self {
+            _death: death,
             consumer,
+            config,
+            client: client.clone(),
+            replacements: Replacements::default(),
+            is_lost: false,
             topic,
-            buffer,
+            buffer_limit: buffer.limit(),
+            pressure: Pressure::new(buffer.limit()),
+            on_the_way: HandOver::new(buffer),
             status,
             commands,
             events,
             generation: 0,
             asked: None,
-            partitions: HashMap::new(),
-            refused: VecDeque::new(),
+            asked_at: Instant::now(),
             probes: Vec::new(),
-            stalled: None,
             watermarks_read: Instant::now(),
-            _death: death,
         };
         std::thread::Builder::new()
             .name("onceward-poll".into())
             .spawn(move || thread.run())
-            .expect("the operating system gives a thread")
+            .expect("the operating system gives a thread");
+        Ok(client)
     }
 
     fn run(mut self) {
+        self.status.polled();
         while self.obey() {
-            self.hand_over_refused();
+            self.on_the_way.try_again();
             if self.may_poll() {
                 self.poll();
-                self.hand_over();
+                self.on_the_way.hand_over();
                 self.report_rebalances();
                 self.answer_probes();
                 self.read_watermarks();
@@ -134,62 +141,52 @@ impl PollThread {
             Command::Assign { generation, routes } => self.assign(generation, routes),
             Command::Unassign { generation } => self.unassign(generation),
             Command::Reposition { partition, base, route } => self.reposition(partition, base, route),
-            Command::Cut { partition } => {
-                if let Some(assigned) = self.partitions.get_mut(&partition) {
-                    assigned.route = None;
-                }
-                self.refused.retain(|(refused, _)| *refused != partition);
-            }
+            Command::Cut { partition } => self.on_the_way.cut(partition),
             Command::Probe { partition, answer } => self.probes.push((partition, answer)),
             Command::Wake => {}
             Command::Close => unreachable!("obey ends the thread"),
         }
     }
 
-    /// Whether to poll now. A full buffer, or a PartitionActor that takes no more, stops the polling for a while: waiting is cheaper than
-    /// `pause`, which throws away what librdkafka has fetched. The group must see us poll, so after [`STALL`] everything is paused.
+    /// Whether to poll now; see [`Pressure`]. Not polling is waiting for a command.
     fn may_poll(&mut self) -> bool {
-        let blocked = self.buffer.is_full() || !self.refused.is_empty();
-        let may_go_on = self.refused.is_empty() && self.buffer.has_room();
-        match self.stalled {
-            None if !blocked => true,
-            None => {
-                self.stalled = Some(Stall::NotPolling { since: Instant::now() });
-                false
+        let Orders { poll, pause, resume } = self.pressure.decide(&self.on_the_way.seen(), Instant::now());
+        if !pause.is_empty() {
+            info!(?pause, "these partitions do not move: they are paused, and polling goes on");
+            self.pause(&pause);
+        }
+        self.resume(&resume);
+        if !poll {
+            match self.commands.recv_timeout(POLL) {
+                Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => self.commands = closed(),
+                Ok(command) => self.carry_out(command),
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            Some(Stall::NotPolling { .. }) if may_go_on => {
-                self.stalled = None;
-                true
-            }
-            Some(Stall::NotPolling { since }) if since.elapsed() >= STALL => {
-                info!("the buffer stays full: all partitions are paused and polling goes on");
-                self.pause_all(true);
-                self.stalled = Some(Stall::Paused);
-                true
-            }
-            Some(Stall::NotPolling { .. }) => {
-                match self.commands.recv_timeout(POLL) {
-                    Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => self.commands = closed(),
-                    Ok(command) => self.carry_out(command),
-                    Err(RecvTimeoutError::Timeout) => {}
-                }
-                false
-            }
-            Some(Stall::Paused) => {
-                if may_go_on {
-                    self.pause_all(false);
-                    self.stalled = None;
-                }
-                true
-            }
+        }
+        poll
+    }
+
+    fn pause(&self, partitions: &[i32]) {
+        if let Err(error) = self.consumer.pause(&self.list(partitions.iter().copied())) {
+            warn!(%error, ?partitions, "could not pause");
         }
     }
 
-    fn pause_all(&self, pause: bool) {
-        let list = self.list(self.partitions.keys().copied());
-        let result = if pause { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
-        if let Err(error) = result {
-            warn!(%error, pause, "could not pause or resume");
+    fn resume(&self, partitions: &[i32]) {
+        if partitions.is_empty() {
+            return;
+        }
+        if let Err(error) = self.consumer.resume(&self.list(partitions.iter().copied())) {
+            warn!(%error, ?partitions, "could not resume");
+        }
+    }
+
+    /// A partition that goes away or is positioned anew must not stay paused: librdkafka keeps that beyond the assignment (CASES B12), and
+    /// resumes where it was paused.
+    fn release_pause(&mut self, partition: i32) {
+        if self.pressure.has_paused(partition) {
+            self.pressure.forget(partition);
+            self.resume(&[partition]);
         }
     }
 
@@ -200,62 +197,25 @@ impl PollThread {
         for _ in 0..HAND_OVER {
             match consumer.poll(wait) {
                 None => break,
-                Some(Ok(message)) => self.take(&message),
+                Some(Ok(message)) => self.on_the_way.take(message.partition(), message.offset(), || own(&message)),
                 Some(Err(error)) => self.act_on(&error),
             }
             wait = Duration::ZERO;
-            if self.buffer.is_full() {
+            if self.on_the_way.is_full() {
                 break;
             }
         }
     }
 
-    fn take(&mut self, message: &BorrowedMessage<'_>) {
-        let Some(assigned) = self.partitions.get_mut(&message.partition()) else { return };
-        if assigned.route.is_none() {
-            return;
-        }
-        let end = assigned.fresh.last().map_or(assigned.handed, |last| last.offset.next());
-        if message.offset() < end.0 {
-            debug!(partition = message.partition(), offset = message.offset(), "a stray record before the base is dropped");
-            return;
-        }
-        assigned.fresh.push(self.buffer.admit(own(message)));
-    }
-
-    fn hand_over(&mut self) {
-        for (partition, assigned) in &mut self.partitions {
-            let Some(last) = assigned.fresh.last() else { continue };
-            let end = last.offset.next();
-            let handed = Handed { after: assigned.handed, records: std::mem::take(&mut assigned.fresh) };
-            assigned.handed = end;
-            let Some(route) = &assigned.route else { continue };
-            match route.try_send(Records(handed)) {
-                Ok(()) => {}
-                Err(SendError::Full(records)) => self.refused.push_back((*partition, records)),
-                // The actor is gone; the Supervisor replaces it and repositions. Until then the chain is cut.
-                Err(SendError::Closed(_)) => assigned.route = None,
-            }
-        }
-    }
-
-    /// Tries again what full mailboxes refused, in order. While anything waits here nothing is polled, so order is kept.
-    fn hand_over_refused(&mut self) {
-        while let Some((partition, records)) = self.refused.pop_front() {
-            let Some(route) = self.partitions.get(&partition).and_then(|assigned| assigned.route.as_ref()) else { continue };
-            if let Err(SendError::Full(records)) = route.try_send(records) {
-                self.refused.push_front((partition, records));
-                return;
-            }
-        }
-    }
-
-    fn act_on(&self, error: &KafkaError) {
+    fn act_on(&mut self, error: &KafkaError) {
         match error {
-            KafkaError::MessageConsumptionFatal(code) => {
-                self.tell(PollEvent::Fatal(format!("the Kafka client is beyond repair: {code}")))
-            }
+            KafkaError::MessageConsumptionFatal(code) => self.lose_client(*code),
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => self.tell(PollEvent::OutOfRange),
+            KafkaError::PartitionEOF(partition) => {
+                if let Some(end) = cached_log_end(&self.consumer, &self.topic, *partition) {
+                    self.status.read_to_the_end(*partition, end);
+                }
+            }
             // It recovers by itself. The context's callback has counted and logged the same error, with the reason that is missing here.
             _ => {}
         }
@@ -263,20 +223,62 @@ impl PollThread {
 
     fn report_rebalances(&mut self) {
         for rebalance in self.consumer.context().take() {
-            self.generation += 1;
-            info!(generation = self.generation, ?rebalance, "rebalance");
-            if let Rebalance::Revoke { partitions, .. } = &rebalance {
-                for partition in partitions {
-                    // What is already handed on is drained; nothing follows it.
-                    if let Some(assigned) = self.partitions.get_mut(partition) {
-                        assigned.route = None;
-                        assigned.fresh.clear();
-                    }
-                }
-                self.refused.retain(|(refused, _)| !partitions.contains(refused));
+            // Of a client that is beyond repair all partitions are on their way out already.
+            if !self.is_lost {
+                self.report(rebalance);
             }
-            self.asked = Some(rebalance.clone());
-            self.tell(PollEvent::Asked { generation: self.generation, rebalance });
+        }
+    }
+
+    fn report(&mut self, rebalance: Rebalance) {
+        self.generation += 1;
+        info!(generation = self.generation, ?rebalance, "rebalance");
+        if let Rebalance::Revoke { partitions, .. } = &rebalance {
+            for partition in partitions {
+                self.release_pause(*partition);
+                self.on_the_way.cut(*partition); // what is already handed on is drained
+            }
+        }
+        (self.asked, self.asked_at) = (Some(rebalance.clone()), Instant::now());
+        self.tell(PollEvent::Asked { generation: self.generation, rebalance });
+    }
+
+    /// A client that has met a fatal error would stay silent for ever. Its partitions are lost; when they are released, another client
+    /// takes its place.
+    fn lose_client(&mut self, code: RDKafkaErrorCode) {
+        if self.is_lost {
+            return; // it says so more than once
+        }
+        let (code, reason) = self.consumer.client().fatal_error().unwrap_or_else(|| (code, code.to_string()));
+        let reason = format!("the Kafka client is beyond repair: {reason} ({code:?})");
+        if self.replacements.remedy(code, Instant::now()) == Remedy::End {
+            return self.tell(PollEvent::Fatal(reason));
+        }
+        self.is_lost = true;
+        self.tell(PollEvent::Replaced(reason));
+        self.consumer.context().close();
+        // It treats any answer as "unassign" by now, and would wait for one while it is dropped.
+        if let Err(error) = self.consumer.unassign() {
+            debug!(%error, "while giving up a client");
+        }
+        let mut partitions: BTreeSet<i32> = self.on_the_way.partitions().collect();
+        if let Some(Rebalance::Assign(assigned)) = self.asked.take() {
+            partitions.extend(assigned);
+        }
+        self.report(Rebalance::Revoke { partitions: partitions.into_iter().collect(), lost: true });
+    }
+
+    fn replace_client(&mut self) {
+        self.is_lost = false;
+        self.pressure = Pressure::new(self.buffer_limit);
+        match client::connect(&self.config, &self.topic) {
+            Ok(consumer) => {
+                let next = Arc::new(consumer);
+                self.client.show(&next);
+                client::close(std::mem::replace(&mut self.consumer, next));
+                info!("another Kafka client takes the place of the one that was beyond repair");
+            }
+            Err(error) => self.tell(PollEvent::Fatal(format!("the Kafka client could not be replaced: {error}"))),
         }
     }
 
@@ -295,8 +297,9 @@ impl PollThread {
             self.tell(PollEvent::Fatal(format!("could not assign: {error}")));
             return;
         }
+        metrics::rebalance_phase(Phase::Assign, self.asked_at.elapsed());
         for (partition, base, route) in routes {
-            self.partitions.insert(partition, Assigned { route, handed: base, fresh: Vec::new() });
+            self.on_the_way.begin(partition, base, route);
         }
     }
 
@@ -305,28 +308,36 @@ impl PollThread {
             debug!(generation, "an outdated unassign is dropped");
             return;
         };
+        if self.is_lost {
+            partitions.into_iter().for_each(|partition| self.on_the_way.end(partition));
+            return self.replace_client();
+        }
         if let Err(error) = rebalance::unassign(&self.consumer, &self.list(partitions.iter().copied())) {
             self.tell(PollEvent::Fatal(format!("could not unassign: {error}")));
         }
+        metrics::rebalance_phase(Phase::Revoke, self.asked_at.elapsed());
         for partition in partitions {
-            self.partitions.remove(&partition);
+            self.on_the_way.end(partition);
         }
     }
 
     fn reposition(&mut self, partition: i32, base: NextOffset, route: Option<Route>) {
-        let Some(assigned) = self.partitions.get_mut(&partition) else { return };
-        *assigned = Assigned { route, handed: base, fresh: Vec::new() };
+        if !self.on_the_way.has(partition) {
+            return;
+        }
+        self.release_pause(partition);
+        self.on_the_way.begin(partition, base, route);
         if let Err(error) = self.consumer.seek(&self.topic, partition, rdkafka::Offset::Offset(base.0), SEEK) {
             self.tell(PollEvent::Fatal(format!("could not seek partition {partition} to {base}: {error}")));
         }
     }
 
     fn answer_probes(&mut self) {
-        let lost = self.consumer.assignment_lost();
+        let lost = self.is_lost || self.consumer.assignment_lost();
         for (partition, answer) in self.probes.drain(..) {
             let revoked = matches!(&self.asked, Some(Rebalance::Revoke { partitions, .. }) if partitions.contains(&partition));
             // Whoever asked may be gone.
-            let _ = answer.send(!lost && !revoked && self.partitions.contains_key(&partition));
+            let _ = answer.send(!lost && !revoked && self.on_the_way.has(partition));
         }
     }
 
@@ -335,15 +346,15 @@ impl PollThread {
             return;
         }
         self.watermarks_read = Instant::now();
-        for partition in self.partitions.keys() {
-            if let Some(end) = cached_log_end(&self.consumer, &self.topic, *partition) {
-                self.status.end(*partition, end);
+        self.status.polled();
+        for partition in self.on_the_way.partitions() {
+            if let Some(end) = cached_log_end(&self.consumer, &self.topic, partition) {
+                self.status.end(partition, end);
             }
         }
     }
 
-    /// Leaves the group. Everyone else holds the consumer for one call at a time, so being its last owner is a matter of waiting; the drop
-    /// must happen here, because it polls until the group is left.
+    /// Leaves the group.
     fn close(mut self) {
         // librdkafka still waits for this answer, and would wait while closing.
         let answered = match self.asked.take() {
@@ -354,22 +365,7 @@ impl PollThread {
         if let Err(error) = answered {
             warn!(%error, "the last rebalance could not be answered");
         }
-        self.consumer.context().close();
-        self.partitions.into_iter().for_each(drop);
-        let mut consumer = self.consumer;
-        let closed = loop {
-            match Arc::try_unwrap(consumer) {
-                Ok(last) => break last,
-                Err(shared) => {
-                    consumer = shared;
-                    // A commit in progress ends within its own time limit.
-                    if let Some(Err(error)) = consumer.poll(POLL) {
-                        debug!(%error, "while closing");
-                    }
-                }
-            }
-        };
-        drop(closed);
+        client::close(self.consumer);
         if self.events.send(PollEvent::Closed).is_err() {
             error!("the Supervisor ended before the consumer was closed");
         }
@@ -392,4 +388,104 @@ impl PollThread {
 /// A channel that is closed already, so that the next read ends the thread.
 fn closed() -> Receiver<Command> {
     std::sync::mpsc::channel().1
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::bindings::{rd_kafka_resp_err_t, rd_kafka_test_fatal_error};
+    use rdkafka::mocking::MockCluster;
+
+    use super::*;
+    use crate::app::Fatal;
+
+    const TOPIC: &str = "orders";
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    struct Running {
+        client: Client,
+        commands: std::sync::mpsc::Sender<Command>,
+        events: mpsc::UnboundedReceiver<PollEvent>,
+    }
+
+    impl Running {
+        fn on(brokers: &str) -> Self {
+            let mut config = ClientConfig::new();
+            config.set("bootstrap.servers", brokers).set("group.id", "readers");
+            config.set("partition.assignment.strategy", "range").set("enable.auto.commit", "false");
+            let (commands, obeyed) = std::sync::mpsc::channel();
+            let (told, events) = mpsc::unbounded_channel();
+            let buffer = Buffer::new(1 << 20, commands.clone());
+            let (fatal, _) = Fatal::channel();
+            let death = fatal.notice("poll thread");
+            let client = PollThread::start(config, TOPIC.to_owned(), buffer, Status::default(), obeyed, told, death);
+            Self { client: client.expect("a client"), commands, events }
+        }
+
+        fn next(&mut self) -> PollEvent {
+            let end = Instant::now() + PATIENCE;
+            loop {
+                match self.events.try_recv() {
+                    Ok(event) => return event,
+                    Err(_) => assert!(Instant::now() < end, "nothing is told"),
+                }
+                std::thread::sleep(POLL);
+            }
+        }
+
+        /// Takes the next assign and answers it.
+        fn is_assigned(&mut self) -> usize {
+            let PollEvent::Asked { generation, rebalance: Rebalance::Assign(partitions) } = self.next() else {
+                panic!("an assign is expected")
+            };
+            let routes = partitions.iter().map(|partition| (*partition, NextOffset(0), None)).collect();
+            self.commands.send(Command::Assign { generation, routes }).expect("it listens");
+            partitions.len()
+        }
+
+        fn owns(&self, partition: i32) -> bool {
+            let (answer, answered) = oneshot::channel();
+            self.commands.send(Command::Probe { partition, answer }).expect("it listens");
+            answered.blocking_recv().expect("an answer")
+        }
+
+        fn meet_a_fatal_error(&self) {
+            let consumer = self.client.get().expect("a client");
+            // SAFETY: the client is alive while the consumer is held; the text ends with a NUL and is copied.
+            unsafe {
+                rd_kafka_test_fatal_error(
+                    consumer.client().native_ptr(),
+                    rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_INVALID_REQUEST,
+                    c"thrown out".as_ptr(),
+                );
+            }
+        }
+    }
+
+    // CASES A17, B02
+    #[test]
+    fn a_client_that_meets_a_fatal_error_gives_its_partitions_up_as_lost_and_another_takes_its_place() {
+        let cluster = MockCluster::new(1).expect("a mock cluster");
+        cluster.create_topic(TOPIC, 2, 1).expect("a topic");
+        let mut running = Running::on(&cluster.bootstrap_servers());
+        assert_eq!(running.is_assigned(), 2);
+        assert!(running.owns(0));
+        running.meet_a_fatal_error();
+        let replaced = running.next();
+        assert!(matches!(&replaced, PollEvent::Replaced(reason) if reason.contains("thrown out")), "{replaced:?}");
+        let PollEvent::Asked { generation, rebalance: Rebalance::Revoke { mut partitions, lost: true } } = running.next() else {
+            panic!("a loss is expected")
+        };
+        partitions.sort_unstable();
+        assert_eq!(partitions, [0, 1]);
+        assert!(!running.owns(0), "nobody must go on with it meanwhile");
+        let before = running.client.get().map(|consumer| Arc::as_ptr(&consumer));
+        running.commands.send(Command::Unassign { generation }).expect("it listens");
+        let end = Instant::now() + PATIENCE;
+        // That it joins is the broker's business, and the mock waits for the member that is gone.
+        while running.client.get().map(|consumer| Arc::as_ptr(&consumer)) == before {
+            assert!(Instant::now() < end, "no other client");
+            std::thread::sleep(POLL);
+        }
+        assert!(running.client.get().is_some_and(|consumer| consumer.client().fatal_error().is_none()));
+    }
 }

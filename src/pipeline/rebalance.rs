@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use rdkafka::bindings::rd_kafka_resp_err_t as Code;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::{ClientContext, TopicPartitionList};
 use tracing::error;
 
@@ -63,7 +63,10 @@ impl ClientContext for Rebalances {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        self.log.error(&error, reason);
+        // Asked for, and the poll thread hears of it too.
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+            self.log.error(&error, reason);
+        }
     }
 }
 

@@ -6,26 +6,26 @@
 //! Invariant: epochs come from the database alone, and bumps of one partition are serial. An answer to an outdated assign, or of an
 //! earlier start of a partition, changes nothing.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use futures_util::future::join_all;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::Consumer;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use crate::app::{DeathNotice, Fatal};
-use crate::config::Start;
-use crate::handler::{Answers, Handler as Business, StopFlag};
-use crate::metrics;
+use crate::handler::Handler as Business;
+use crate::metrics::{self, Phase};
+use crate::pipeline::client::Client;
 use crate::pipeline::command::{Command, PollEvent, Route};
+use crate::pipeline::lives::{Life, Lives, Report, Reported};
 use crate::pipeline::offset::{Confirmed, OffsetActor, Release, Track};
-use crate::pipeline::partition::{Drain, PartitionActor, Positioned, Requested, Wrote};
-use crate::pipeline::rebalance::{Rebalance, Rebalances};
-use crate::pipeline::takeover::{Placed, Takeover};
+use crate::pipeline::partition::{Drain, PartitionActor, Requested};
+use crate::pipeline::rebalance::Rebalance;
+use crate::pipeline::takeover::{Late, Placed, Positioned, Rules, Taken, Takeover};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, SourceId};
 use crate::status::{Readiness, Status};
@@ -34,37 +34,14 @@ use crate::store::{DbError, held_requests};
 /// The wait before a partition that could not go on is taken up again, so that a fault that repeats does not spin.
 const RESTART_WAIT: Duration = Duration::from_millis(200);
 
+/// How long an assign waits for the database. Until it is answered, librdkafka fetches nothing for this member, and its next rebalance,
+/// which may be everybody's, waits.
+const ASSIGN_PATIENCE: Duration = Duration::from_secs(2);
 /// How often the database is asked whether operators want something.
 const REQUESTS: Duration = Duration::from_secs(1);
 
 /// How often in a row actors may die on a partition that gets no further; then it stops.
 const DEATHS: u32 = 5;
-
-/// Why a PartitionActor ended by itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Report {
-    /// Its row is not ours any more.
-    Fenced,
-    /// The database is not in the state that it left it in.
-    WentBack(String),
-    /// Records may be missing.
-    ChainBroken,
-    /// It, or the DedupActor that ran its batch, panicked.
-    Died,
-    /// A person must look.
-    Stop(String),
-}
-
-/// A report and who sent it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reported {
-    /// The partition.
-    pub partition: i32,
-    /// Which start of it.
-    pub run: u64,
-    /// What happened.
-    pub report: Report,
-}
 
 /// Drain everything, commit, leave the group. Answered when the consumer is closed.
 #[derive(Message, Debug)]
@@ -81,9 +58,9 @@ pub struct Wiring<H: Business> {
     /// To the poll thread.
     pub commands: Sender<Command>,
     /// For questions to the broker; the poll thread owns it.
-    pub consumer: Weak<BaseConsumer<Rebalances>>,
-    /// Where a new group starts.
-    pub start: Start,
+    pub client: Client,
+    /// Where partitions start.
+    pub rules: Rules,
     /// How long a drain may take.
     pub drain: Duration,
     /// Partitions for people.
@@ -100,38 +77,9 @@ pub struct Supervisor<H: Business> {
     wiring: Wiring<H>,
     events: Option<mpsc::UnboundedReceiver<PollEvent>>,
     reports: (mpsc::UnboundedSender<Reported>, Option<mpsc::UnboundedReceiver<Reported>>),
-    partitions: BTreeMap<i32, Owned<H>>,
-    runs: u64,
+    partitions: Lives<H>,
     closed: Vec<oneshot::Sender<()>>,
     _death: DeathNotice,
-}
-
-#[derive(Debug)]
-struct Owned<H: Business> {
-    run: u64,
-    life: Life<H>,
-    /// Outlive the actors, so that nobody is called twice for want of a memory.
-    answers: Answers<H::Answer>,
-    wrote: Wrote,
-    stop: StopFlag,
-    /// Held while the partition is bumped: bumps of one partition are serial.
-    bumping: Arc<tokio::sync::Mutex<()>>,
-    /// Where it started last, and how often an actor has died since it last got further.
-    deaths: (NextOffset, u32),
-}
-
-#[derive(Debug)]
-enum Life<H: Business> {
-    Starting,
-    Running {
-        actor: Addr<PartitionActor<H>>,
-        source: SourceId,
-        epoch: Epoch,
-    },
-    /// Waits for a person. If it was running, its actor may live on, for what operators ask for.
-    Stopped {
-        serving: Option<(Addr<PartitionActor<H>>, SourceId)>,
-    },
 }
 
 impl<H: Business> Supervisor<H> {
@@ -143,8 +91,7 @@ impl<H: Business> Supervisor<H> {
             wiring,
             events: Some(events),
             reports: (sender, Some(receiver)),
-            partitions: BTreeMap::new(),
-            runs: 0,
+            partitions: Lives::default(),
             closed: Vec::new(),
             _death: death,
         }
@@ -169,66 +116,77 @@ impl<H: Business> Supervisor<H> {
         }
     }
 
-    /// Takes partitions over: bump, base, actor; then the poll thread is told to assign them all.
+    /// Takes partitions over: bump, base, actor; then the poll thread is told to assign them all. Those that the database does not give us
+    /// soon are assigned all the same, at any place, and read from their own when it is known.
     fn assign(&mut self, generation: u64, partitions: Vec<i32>, ctx: &mut Context<Self>) {
-        let takeovers: Vec<Takeover> = partitions.iter().map(|partition| self.begin(*partition, None)).collect();
-        let placed = self.take_over(takeovers);
-        ctx.spawn(placed.into_actor(self).map(move |placed, actor, _| {
-            let Some(placed) = placed else { return }; // revoked meanwhile
-            let routes = placed.into_iter().filter_map(|placed| actor.place(placed)).collect();
+        let takeovers: Vec<Takeover> = partitions.iter().map(|partition| self.partitions.begin(*partition, None)).collect();
+        let (workers, client, rules) = self.to_take_over();
+        let taken = async move { Takeover::run_all(takeovers, &workers, &client, rules, Some(ASSIGN_PATIENCE)).await };
+        let taken = self.tracked(taken);
+        ctx.spawn(taken.into_actor(self).map(move |taken, actor, ctx| {
+            let Some(Taken { placed, late }) = taken else { return }; // revoked meanwhile
+            let mut routes: Vec<_> = placed.into_iter().filter_map(|placed| actor.place(placed)).collect();
+            routes.extend(late.iter().map(Late::blind).map(|(partition, anywhere)| (partition, anywhere, None)));
             let _ = actor.wiring.commands.send(Command::Assign { generation, routes });
-            actor.wiring.readiness.set(Readiness::ASSIGNMENT);
+            if late.is_empty() {
+                actor.wiring.readiness.set(Readiness::ASSIGNMENT);
+            } else {
+                warn!(partitions = late.len(), "the database is waited for; the assign is not");
+            }
+            for late in late {
+                actor.follow(late, ctx);
+            }
         }));
     }
 
-    /// Positions the partitions and makes them known to the OffsetActor; `None` when one was revoked meanwhile.
-    fn take_over(&self, takeovers: Vec<Takeover>) -> impl Future<Output = Option<Vec<Placed>>> + use<H> {
-        let (workers, consumer, start) = (Arc::clone(&self.wiring.workers), self.wiring.consumer.clone(), self.wiring.start);
-        let offsets = self.wiring.offsets.clone();
-        async move {
-            let placed = Takeover::run_all(takeovers, workers.engine(), &consumer, start).await?;
-            track(&offsets, &placed).await;
-            Some(placed)
+    /// A partition that is assigned already, and not ours by the database yet.
+    fn follow(&mut self, late: Late, ctx: &mut Context<Self>) {
+        let (workers, client, rules) = self.to_take_over();
+        let taken = self.tracked(async move { late.run(&workers, &client, rules).await });
+        ctx.spawn(taken.into_actor(self).map(|taken, actor, _| {
+            if let Some(taken) = taken {
+                actor.reposition(taken);
+                actor.wiring.readiness.set(Readiness::ASSIGNMENT);
+            }
+        }));
+    }
+
+    fn reposition(&mut self, taken: Taken) {
+        for (partition, base, route) in taken.placed.into_iter().filter_map(|placed| self.place(placed)).collect::<Vec<_>>() {
+            let _ = self.wiring.commands.send(Command::Reposition { partition, base, route });
         }
     }
 
-    /// Begins a start of the partition; `after` is the row and epoch that a compare-and-set must still find.
-    fn begin(&mut self, partition: i32, after: Option<(SourceId, Epoch)>) -> Takeover {
-        self.runs += 1;
-        let run = self.runs;
-        let stop = StopFlag::default();
-        let owned = self.partitions.entry(partition).or_insert_with(|| Owned {
-            run,
-            life: Life::Starting,
-            answers: Answers::default(),
-            wrote: Wrote::default(),
-            stop: stop.clone(),
-            bumping: Arc::default(),
-            deaths: (NextOffset(0), 0),
-        });
-        owned.run = run;
-        owned.life = Life::Starting;
-        owned.stop = stop.clone();
-        Takeover { partition, run, after, wrote: owned.wrote.clone(), cancelled: stop, bumping: Arc::clone(&owned.bumping) }
+    fn to_take_over(&self) -> (Arc<Workers<H>>, Client, Rules) {
+        (Arc::clone(&self.wiring.workers), self.wiring.client.clone(), self.wiring.rules)
+    }
+
+    /// Makes what was placed known to the OffsetActor, before its first record is handed on.
+    fn tracked<F: Future<Output = Option<Taken>>>(&self, taken: F) -> impl Future<Output = Option<Taken>> + use<H, F> {
+        let offsets = self.wiring.offsets.clone();
+        async move {
+            let taken = taken.await?;
+            track(&offsets, &taken.placed).await;
+            Some(taken)
+        }
     }
 
     /// Starts the actor of a partition that is positioned, or says why it stands still. Out: the partition's route.
     fn place(&mut self, placed: Placed) -> Option<(i32, NextOffset, Option<Route>)> {
         let Placed { partition, run, outcome, fallback } = placed;
-        let owned = self.partitions.get_mut(&partition).filter(|owned| owned.run == run)?;
+        let owned = self.partitions.of_run(partition, run)?;
         match outcome {
             Ok(at) => {
                 self.wiring.status.partition_owned(partition, at.epoch);
                 self.wiring.status.frontier(partition, at.epoch, at.base);
-                if owned.deaths.0 != at.base {
-                    owned.deaths = (at.base, 0);
-                }
+                owned.begins_at(at.base);
                 info!(partition, epoch = at.epoch.0, base = at.base.0, "partition taken over");
+                metrics::read_again(at.written.surely.map_or(0, |next| u64::try_from(next.0 - at.base.0).unwrap_or(0)));
                 let (workers, reports) = (Arc::clone(&self.wiring.workers), self.reports.0.clone());
                 let actor = PartitionActor::new(&at, run, workers, owned.answers.clone(), owned.stop.clone(), reports).start();
                 let route = actor.clone().recipient();
                 owned.life = Life::Running { actor, source: at.source, epoch: at.epoch };
-                Some((partition, at.base, Some(route)))
+                Some((partition, at.reads_from(), Some(route)))
             }
             Err(reason) => {
                 self.stop_partition(partition, &reason);
@@ -239,10 +197,9 @@ impl<H: Business> Supervisor<H> {
 
     fn reported(&mut self, reported: Reported, ctx: &mut Context<Self>) {
         let Reported { partition, run, report } = reported;
-        let Some(owned) = self.partitions.get_mut(&partition).filter(|owned| owned.run == run) else { return };
+        let Some(owned) = self.partitions.of_run(partition, run) else { return };
         let Life::Running { source, epoch, .. } = owned.life else { return };
-        owned.deaths.1 += u32::from(report == Report::Died);
-        let deaths = owned.deaths.1;
+        let deaths = if report == Report::Died { owned.died() } else { 0 };
         let _ = self.wiring.commands.send(Command::Cut { partition });
         match report {
             Report::Stop(reason) => self.stop_partition(partition, &reason),
@@ -270,7 +227,7 @@ impl<H: Business> Supervisor<H> {
         let (answer, answered) = oneshot::channel();
         let _ = self.wiring.commands.send(Command::Probe { partition, answer });
         ctx.spawn(answered.into_actor(self).map(move |ours, actor, ctx| {
-            let current = actor.partitions.get(&partition).is_some_and(|owned| owned.run == run);
+            let current = actor.partitions.of_run(partition, run).is_some();
             if ours == Ok(true) && current {
                 actor.restart(partition, None, ctx);
             }
@@ -279,45 +236,31 @@ impl<H: Business> Supervisor<H> {
 
     /// Takes an assigned partition up again, at its frontier.
     fn restart(&mut self, partition: i32, after: Option<(SourceId, Epoch)>, ctx: &mut Context<Self>) {
-        let takeover = self.begin(partition, after);
+        let takeover = self.partitions.begin(partition, after);
         let run = takeover.run;
-        let taken_over = self.take_over(vec![takeover]);
-        let placed = async move {
+        self.wiring.status.taken_up_again(partition);
+        let (workers, client, rules) = self.to_take_over();
+        let taken = self.tracked(async move {
             actix::clock::sleep(RESTART_WAIT).await;
-            taken_over.await
-        };
-        ctx.spawn(placed.into_actor(self).map(move |placed, actor, ctx| match placed {
+            Takeover::run_all(vec![takeover], &workers, &client, rules, None).await
+        });
+        ctx.spawn(taken.into_actor(self).map(move |taken, actor, ctx| match taken {
             None => {} // revoked meanwhile
-            Some(placed) if placed.is_empty() => actor.ask_whether_ours(partition, run, ctx),
-            Some(placed) => {
-                for (partition, base, route) in placed.into_iter().filter_map(|placed| actor.place(placed)).collect::<Vec<_>>() {
-                    let _ = actor.wiring.commands.send(Command::Reposition { partition, base, route });
-                }
-            }
+            Some(taken) if taken.placed.is_empty() => actor.ask_whether_ours(partition, run, ctx),
+            Some(taken) => actor.reposition(taken),
         }));
     }
 
     fn stop_partition(&mut self, partition: i32, reason: &str) {
         error!(partition, reason, "partition stopped: it waits for a person");
-        if let Some(owned) = self.partitions.get_mut(&partition) {
-            let serving = match std::mem::replace(&mut owned.life, Life::Starting) {
-                Life::Running { actor, source, .. } => Some((actor, source)),
-                Life::Starting | Life::Stopped { .. } => None,
-            };
-            owned.life = Life::Stopped { serving };
-        }
+        self.partitions.stopped(partition);
         self.wiring.status.stopped(partition, reason);
         self.show_stopped();
     }
 
     /// Readiness is red while any partition of ours is stopped.
     fn show_stopped(&self) {
-        let stopped: Vec<_> = self
-            .partitions
-            .iter()
-            .filter(|(_, owned)| matches!(owned.life, Life::Stopped { .. }))
-            .map(|(p, _)| p.to_string())
-            .collect();
+        let stopped: Vec<_> = self.partitions.all_stopped().map(|partition| partition.to_string()).collect();
         if stopped.is_empty() {
             self.wiring.readiness.set(Readiness::PARTITIONS);
         } else {
@@ -329,7 +272,7 @@ impl<H: Business> Supervisor<H> {
     fn release(&mut self, partitions: Vec<i32>, lost: bool) -> impl Future<Output = ()> + use<H> {
         let mut drains = Vec::new();
         for partition in &partitions {
-            let Some(owned) = self.partitions.remove(partition) else { continue };
+            let Some(owned) = self.partitions.end(*partition) else { continue };
             owned.stop.raise();
             if let Some((actor, _)) = owned.life.actor() {
                 let actor = actor.clone();
@@ -340,18 +283,22 @@ impl<H: Business> Supervisor<H> {
             }
         }
         self.show_stopped();
-        let (offsets, consumer, status) = (self.wiring.offsets.clone(), self.wiring.consumer.clone(), self.wiring.status.clone());
+        let (offsets, client, status) = (self.wiring.offsets.clone(), self.wiring.client.clone(), self.wiring.status.clone());
         let budget = self.wiring.drain;
         async move {
             if lost {
                 // Forgotten before the drain: nothing more is committed for them (CASES B04).
                 let _ = offsets.send(Release { partitions: partitions.clone(), lost }).await;
             }
+            let began = Instant::now();
             if tokio::time::timeout(budget, join_all(drains)).await.is_err() {
                 warn!(?partitions, "the drain took too long; what has not settled is left to the next owner");
             }
-            let lost = lost || consumer.upgrade().is_none_or(|consumer| consumer.assignment_lost());
+            metrics::rebalance_phase(Phase::Drain, began.elapsed());
+            let drained = Instant::now();
+            let lost = lost || client.get().is_none_or(|consumer| consumer.assignment_lost());
             let _ = offsets.send(Release { partitions: partitions.clone(), lost }).await;
+            metrics::rebalance_phase(Phase::Commit, drained.elapsed());
             for partition in partitions {
                 status.partition_gone(partition);
             }
@@ -368,7 +315,7 @@ impl<H: Business> Supervisor<H> {
         };
         ctx.spawn(requested.into_actor(self).map(|requested, actor, ctx| {
             for source in requested.unwrap_or_default() {
-                let lives = actor.partitions.values().filter_map(|owned| owned.life.actor());
+                let lives = actor.partitions.all().filter_map(|owned| owned.life.actor());
                 if let Some((address, _)) = lives.into_iter().find(|(_, of)| *of == source) {
                     let _ = address.try_send(Requested);
                 }
@@ -379,44 +326,22 @@ impl<H: Business> Supervisor<H> {
 
     fn out_of_range(&mut self, ctx: &mut Context<Self>) {
         warn!("an offset lies outside the log; every partition is positioned anew");
-        let running: Vec<_> = self
-            .partitions
-            .iter()
-            .filter_map(|(partition, owned)| match owned.life {
-                Life::Running { source, epoch, .. } => Some((*partition, source, epoch)),
-                Life::Starting | Life::Stopped { .. } => None,
-            })
-            .collect();
-        for (partition, source, epoch) in running {
-            if let Some(owned) = self.partitions.get(&partition) {
-                owned.stop.raise();
-            }
+        for (partition, source, epoch) in self.partitions.stop_all_running() {
             let _ = self.wiring.commands.send(Command::Cut { partition });
             self.restart(partition, Some((source, epoch)), ctx);
         }
     }
 }
 
-/// OffsetActor knows a partition before its first record is handed on.
+/// OffsetActor knows a partition before its first record is handed on. What our row says was settled below the start is confirmed at once:
+/// should nothing more come, Kafka would never hear of it.
 async fn track(offsets: &Addr<OffsetActor>, placed: &[Placed]) {
     for placed in placed {
         if let Ok(Positioned { partition, epoch, committed, base, written, .. }) = &placed.outcome {
             let _ = offsets.send(Track { partition: *partition, epoch: *epoch, committed: *committed }).await;
-            // Settled before, and Kafka was never told: with no record to come, nobody else would tell it.
             if written.surely.is_some_and(|settled| *base <= settled) && *committed < Some(*base) {
                 let _ = offsets.send(Confirmed { partition: *partition, epoch: *epoch, next_offset: *base }).await;
             }
-        }
-    }
-}
-
-impl<H: Business> Life<H> {
-    /// The actor, and the row of its partition.
-    fn actor(&self) -> Option<(&Addr<PartitionActor<H>>, SourceId)> {
-        match self {
-            Self::Running { actor, source, .. } => Some((actor, *source)),
-            Self::Stopped { serving } => serving.as_ref().map(|(actor, source)| (actor, *source)),
-            Self::Starting => None,
         }
     }
 }
@@ -441,6 +366,11 @@ impl<H: Business> StreamHandler<PollEvent> for Supervisor<H> {
             PollEvent::Asked { generation, rebalance } => self.rebalanced(generation, rebalance, ctx),
             PollEvent::OutOfRange => self.out_of_range(ctx),
             PollEvent::Fatal(reason) => self.wiring.fatal.end(reason),
+            PollEvent::Replaced(reason) => {
+                error!(reason, "another Kafka client is made");
+                metrics::client_replaced();
+                self.wiring.readiness.clear(Readiness::ASSIGNMENT, reason);
+            }
             PollEvent::Closed => {
                 for closed in self.closed.drain(..) {
                     let _ = closed.send(());
@@ -465,7 +395,7 @@ impl<H: Business> Handler<Shutdown> for Supervisor<H> {
     fn handle(&mut self, Shutdown: Shutdown, _: &mut Self::Context) -> Self::Result {
         let (closed, is_closed) = oneshot::channel();
         self.closed.push(closed);
-        let released = self.release(self.partitions.keys().copied().collect(), false);
+        let released = self.release(self.partitions.partitions(), false);
         let commands = self.wiring.commands.clone();
         Box::pin(async move {
             released.await;

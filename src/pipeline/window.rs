@@ -31,6 +31,17 @@ pub struct Buffered {
     digest: RecordDigest,
     weight: usize,
     buffer: Buffer,
+    share: Share,
+}
+
+/// What one partition's records hold of the buffer, and have ever let go of, in bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Share(Arc<ShareState>);
+
+#[derive(Debug, Default)]
+struct ShareState {
+    held: AtomicUsize,
+    released: AtomicUsize,
 }
 
 /// The byte budget that all partitions share. Not a hard wall: one poll may overshoot it by what it reads.
@@ -53,12 +64,32 @@ pub struct Handed {
     pub records: Vec<Arc<Buffered>>,
 }
 
-/// The chain broke: records between the tail and what was handed may be missing. Refuse, and read again from the frontier.
+/// Why records are not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the window ends at {tail}, but the next records follow {after}")]
-pub struct ChainBroken {
-    tail: NextOffset,
-    after: NextOffset,
+pub enum Refused {
+    /// Records between the tail and what was handed may be missing: read again from the frontier.
+    #[error("the window ends at {tail}, but the next records follow {after}")]
+    ChainBroken {
+        /// The end of what is here.
+        tail: NextOffset,
+        /// What was handed follows this.
+        after: NextOffset,
+    },
+    /// The record that was settled last is not there any more: another stands in its place.
+    #[error(
+        "the record at {0} is not the one that was settled there: the topic was made anew or truncated. Its offsets mean something else now; \
+         be sure that it is the right topic, then use a new group"
+    )]
+    OtherRecord(Offset),
+}
+
+/// The record that was settled last, to be compared with the one that stands at its place now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// Its place.
+    pub offset: Offset,
+    /// What it was.
+    pub digest: RecordDigest,
 }
 
 /// The window proper.
@@ -66,6 +97,8 @@ pub struct ChainBroken {
 pub struct Window {
     open: VecDeque<Open>,
     tail: Position,
+    /// To be compared with the first record, which then counts for nothing.
+    witness: Option<Witness>,
     in_flight: usize,
     bytes: usize,
 }
@@ -90,14 +123,21 @@ impl Window {
     #[must_use]
     pub fn positioned(base: NextOffset) -> Self {
         let tail = Position { next_offset: base, last_record: None };
-        Self { open: VecDeque::new(), tail, in_flight: 0, bytes: 0 }
+        Self { open: VecDeque::new(), tail, witness: None, in_flight: 0, bytes: 0 }
+    }
+
+    /// The same, behind a witness: the first record is compared with it. A witness that is not handed stood in a hole of the log.
+    #[must_use]
+    pub fn behind(witness: Witness) -> Self {
+        let tail = Position { next_offset: NextOffset(witness.offset.0), last_record: None };
+        Self { witness: Some(witness), ..Self::positioned(tail.next_offset) }
     }
 
     /// Takes records at the end.
     ///
     /// # Errors
-    /// When they do not follow on what is here; nothing is taken then.
-    pub fn offer(&mut self, handed: Handed) -> Result<(), ChainBroken> {
+    /// When they do not follow on what is here, or the witness is another record; nothing is taken then.
+    pub fn offer(&mut self, handed: Handed) -> Result<(), Refused> {
         let tail = self.tail.next_offset;
         let mut expected = tail;
         let in_order = handed.records.iter().all(|record| {
@@ -106,9 +146,21 @@ impl Window {
             in_order
         });
         if handed.after != tail || !in_order {
-            return Err(ChainBroken { tail, after: handed.after });
+            return Err(Refused::ChainBroken { tail, after: handed.after });
         }
-        for record in handed.records {
+        let mut records = handed.records.into_iter().peekable();
+        if let Some(witness) = self.witness {
+            let Some(first) = records.peek() else { return Ok(()) };
+            if first.offset == witness.offset {
+                if first.digest != witness.digest {
+                    return Err(Refused::OtherRecord(witness.offset));
+                }
+                records.next();
+            }
+            self.witness = None;
+            self.tail = Position { next_offset: witness.offset.next(), last_record: Some(witness.digest) };
+        }
+        for record in records {
             let before = self.tail;
             self.tail = Position { next_offset: record.offset.next(), last_record: Some(record.digest) };
             self.bytes += record.weight;
@@ -157,7 +209,11 @@ impl Window {
     /// How far everything is settled.
     #[must_use]
     pub fn frontier(&self) -> Position {
-        self.open.front().map_or(self.tail, |first| first.before)
+        let settled = self.open.front().map_or(self.tail, |first| first.before);
+        match self.witness {
+            Some(witness) => Position { next_offset: witness.offset.next(), last_record: Some(witness.digest) },
+            None => settled,
+        }
     }
 
     /// Unsettled records.
@@ -202,22 +258,23 @@ impl Buffer {
 
     /// Takes a record in, whether or not there is room: the caller has read it already.
     #[must_use]
-    pub fn admit(&self, record: Record) -> Arc<Buffered> {
+    pub fn admit(&self, record: Record, share: &Share) -> Arc<Buffered> {
         let weight = record.weight();
         self.0.used.fetch_add(weight, Ordering::AcqRel);
-        Arc::new(Buffered { digest: record.digest(), record, weight, buffer: self.clone() })
+        share.0.held.fetch_add(weight, Ordering::AcqRel);
+        Arc::new(Buffered { digest: record.digest(), record, weight, buffer: self.clone(), share: share.clone() })
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
     }
 
     /// Whether no more should be read.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.0.used.load(Ordering::Acquire) >= self.0.limit
-    }
-
-    /// Whether reading may go on after a stall: below half, so that a full buffer does not make the poll thread flicker.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.0.used.load(Ordering::Acquire) < self.0.limit / 2
     }
 
     fn release(&self, weight: usize) {
@@ -227,6 +284,20 @@ impl Buffer {
             // A poll thread that has ended needs no waking.
             let _ = self.0.poll_thread.send(Command::Wake);
         }
+    }
+}
+
+impl Share {
+    /// Bytes that are held now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.0.held.load(Ordering::Acquire)
+    }
+
+    /// Bytes that were let go of since the partition was assigned.
+    #[must_use]
+    pub fn released(&self) -> usize {
+        self.0.released.load(Ordering::Acquire)
     }
 }
 
@@ -248,6 +319,8 @@ impl Deref for Buffered {
 
 impl Drop for Buffered {
     fn drop(&mut self) {
+        self.share.0.held.fetch_sub(self.weight, Ordering::AcqRel);
+        self.share.0.released.fetch_add(self.weight, Ordering::AcqRel);
         self.buffer.release(self.weight);
     }
 }
@@ -265,14 +338,15 @@ mod tests {
     }
 
     fn record(buffer: &Buffer, offset: i64) -> Arc<Buffered> {
-        buffer.admit(Record {
+        let record = Record {
             partition: 0,
             offset: Offset(offset),
             timestamp_ms: None,
             key: None,
             headers: Box::default(),
             payload: Some(offset.to_be_bytes()[..].into()),
-        })
+        };
+        buffer.admit(record, &Share::default())
     }
 
     fn handed(buffer: &Buffer, after: i64, offsets: &[i64]) -> Handed {
@@ -308,6 +382,45 @@ mod tests {
         assert_eq!(window.len(), 1);
     }
 
+    fn witness(of: &Buffered) -> Witness {
+        Witness { offset: of.offset, digest: of.digest() }
+    }
+
+    // CASES B11
+    #[test]
+    fn a_witness_is_compared_and_is_no_record_of_the_window() {
+        let buffer = buffer();
+        let mut window = Window::behind(witness(&record(&buffer, 4)));
+        assert_eq!(window.frontier().next_offset, NextOffset(5), "what was settled is settled");
+        window.offer(handed(&buffer, 4, &[4, 5, 6])).unwrap();
+        assert_eq!((window.len(), window.frontier().next_offset), (2, NextOffset(5)));
+        let batch = window.take(10).unwrap();
+        let stored = batch.frontier(&[Offset(5)]);
+        assert_eq!(stored, Position { next_offset: NextOffset(5), last_record: Some(record(&buffer, 4).digest()) });
+        window.settle(&[]);
+        window.offer(handed(&buffer, 7, &[7])).unwrap();
+    }
+
+    // CASES B11
+    #[test]
+    fn another_record_in_the_place_of_the_witness_is_refused() {
+        let buffer = buffer();
+        let other = Witness { digest: RecordDigest(1), ..witness(&record(&buffer, 4)) };
+        let mut window = Window::behind(other);
+        assert_eq!(window.offer(handed(&buffer, 4, &[4, 5])), Err(Refused::OtherRecord(Offset(4))));
+        assert!(window.is_empty());
+    }
+
+    // CASES B14
+    #[test]
+    fn a_witness_in_a_hole_of_the_log_is_waited_for_by_nobody() {
+        let buffer = buffer();
+        let mut window = Window::behind(witness(&record(&buffer, 4)));
+        window.offer(handed(&buffer, 4, &[6, 7])).unwrap();
+        assert_eq!((window.len(), window.frontier().next_offset), (2, NextOffset(5)));
+        assert_eq!(window.take(10).unwrap().frontier(&[]).next_offset, NextOffset(8));
+    }
+
     #[test]
     fn a_rolled_back_batch_comes_again_whole() {
         let buffer = buffer();
@@ -330,7 +443,7 @@ mod tests {
         window.settle(&[]);
         assert!(buffer.is_full(), "the batch still holds them");
         drop(batch);
-        assert!(buffer.has_room());
+        assert!(!buffer.is_full());
         assert!(matches!(woken.try_recv(), Ok(Command::Wake)), "the poll thread is told");
     }
 

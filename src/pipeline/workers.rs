@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use actix::Arbiter;
 use actix::prelude::*;
@@ -16,6 +17,7 @@ use tracing::error;
 use crate::handler::Handler as Business;
 use crate::pipeline::dedup::{DedupActor, Done, Engine, RunBatch};
 use crate::pipeline::offset::OffsetActor;
+use crate::pipeline::pace::Pace;
 
 /// The DedupActors: `partition_concurrency` of them, lent out first come, first served.
 #[derive(Debug)]
@@ -25,6 +27,7 @@ pub struct Workers<H: Business> {
     free: Arc<Semaphore>,
     idle: Mutex<Vec<Addr<DedupActor<H>>>>,
     threads: Threads,
+    pace: Pace,
 }
 
 /// The DedupActors' threads: one per core, so that a batch which is decoded keeps no other waiting for its database.
@@ -43,13 +46,20 @@ pub struct Worker<H: Business> {
 }
 
 impl<H: Business> Workers<H> {
-    /// `count` DedupActors.
+    /// `count` DedupActors, whose batches a drain waits for so long.
     #[must_use]
-    pub fn start(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, count: usize) -> Arc<Self> {
+    pub fn start(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, count: usize, drain: Duration) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = Threads { arbiters: (0..count.min(cores)).map(|_| Arbiter::new()).collect(), next: AtomicUsize::new(0) };
         let idle = (0..count).map(|_| threads.start(DedupActor::new(Arc::clone(&engine), offsets.clone()))).collect();
-        Arc::new(Self { engine, offsets, free: Arc::new(Semaphore::new(count)), idle: Mutex::new(idle), threads })
+        Arc::new(Self {
+            engine,
+            offsets,
+            free: Arc::new(Semaphore::new(count)),
+            idle: Mutex::new(idle),
+            threads,
+            pace: Pace::new(drain),
+        })
     }
 
     /// The next free DedupActor, in the order asked.
@@ -95,10 +105,13 @@ impl<H: Business> Worker<H> {
     pub async fn run(self, batch: RunBatch<H::Answer>) -> Done {
         let Some(actor) = &self.actor else { unreachable!("the actor goes back only when the loan ends") };
         let partition = batch.partition;
-        actor.send(batch).await.unwrap_or_else(|closed| {
+        let began = Instant::now();
+        let done = actor.send(batch).await.unwrap_or_else(|closed| {
             error!(partition, %closed, "a DedupActor died on a batch");
             Done::Died
-        })
+        });
+        self.workers.pace.took(began.elapsed());
+        done
     }
 }
 

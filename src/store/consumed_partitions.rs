@@ -15,7 +15,7 @@ use super::schema::consumed_partition;
 use super::session::TimeLimits;
 use super::statement::statement;
 use super::{DbError, Session};
-use crate::record::{Epoch, NextOffset, Offset, RecordDigest, SourceId};
+use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 
 /// What the new owner of a partition finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Ownership {
     pub next_offset: Option<NextOffset>,
     /// The digest of the record before it, where there was one.
     pub last_record_digest: Option<RecordDigest>,
+    /// What an operator wants passed over.
+    pub skips: Skips,
     /// In words: the database is not the one that the row was last written on, or was promoted since. Commits may be lost.
     pub went_back: Option<String>,
     /// Which new events may have been charged before.
@@ -63,7 +65,7 @@ pub async fn bump(s: &mut Session, group: &str, topic: &str, partition: i32, own
         let Server { system_identifier, timeline } = server;
         let bump = Bump { group, topic, partition, owner, system_identifier, timeline };
         let row = s.row("bump", bump).await?;
-        Ok(ownership(row.expect("an upsert returns its row"), server))
+        ownership(row.expect("an upsert returns its row"), server)
     })
     .await
 }
@@ -78,7 +80,7 @@ pub async fn rebump(s: &mut Session, source: SourceId, epoch: Epoch, owner: &str
         let server = Server::ask(s).await?;
         let Server { system_identifier, timeline } = server;
         let rebump = Rebump { owner, system_identifier, timeline, source: source.0, epoch: epoch.0 };
-        Ok(s.row("rebump", rebump).await?.map(|row| ownership(row, server)))
+        s.row("rebump", rebump).await?.map(|row| ownership(row, server)).transpose()
     })
     .await
 }
@@ -194,26 +196,38 @@ impl Server {
     }
 }
 
-type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<i64>, Option<i64>);
-type OwnershipTypes =
-    (Integer, BigInt, Nullable<BigInt>, Nullable<BigInt>, Nullable<BigInt>, Nullable<Integer>, Nullable<BigInt>, Nullable<BigInt>);
+type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<String>, Option<i64>, Option<i64>);
+type OwnershipTypes = (
+    Integer,
+    BigInt,
+    Nullable<BigInt>,
+    Nullable<BigInt>,
+    Nullable<BigInt>,
+    Nullable<Integer>,
+    Nullable<Text>,
+    Nullable<BigInt>,
+    Nullable<BigInt>,
+);
 
-fn ownership(row: OwnershipRow, server: Server) -> Ownership {
-    let (id, epoch, next_offset, digest, system_identifier, timeline, doubt_offset, before_ms) = row;
+fn ownership(row: OwnershipRow, server: Server) -> Result<Ownership, DbError> {
+    let (id, epoch, next_offset, digest, system_identifier, timeline, skips, doubt_offset, before_ms) = row;
+    let skips = skips.map_or_else(|| Some(Skips::default()), |text| Skips::from_text(&text));
+    let skips = skips.ok_or_else(|| DbError::program("bump", format_args!("row {id}: its skips are no ranges with two ends")))?;
     let Server { system_identifier: system_now, timeline: timeline_now } = server;
     let went_back = match (system_identifier, timeline) {
         (Some(before), _) if before != system_now => Some(format!("the system identifier was {before} and is {system_now}")),
         (_, Some(before)) if before != timeline_now => Some(format!("the timeline was {before} and is {timeline_now}")),
         _ => None,
     };
-    Ownership {
+    Ok(Ownership {
         source: SourceId(id),
         epoch: Epoch(epoch),
         next_offset: next_offset.map(NextOffset),
         last_record_digest: digest.map(RecordDigest),
+        skips,
         went_back,
         doubt: Doubt { offset: doubt_offset.map(NextOffset), before_ms },
-    }
+    })
 }
 
 /// Rounded up: what was called before that moment has an id that is not younger.
@@ -252,7 +266,7 @@ statement! {
              epoch = p.epoch + 1, owner = excluded.owner, updated_at = now(),
              system_identifier = coalesce(p.system_identifier, excluded.system_identifier),
              timeline = coalesce(p.timeline, excluded.timeline)
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, ", doubt_columns!())
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, ", doubt_columns!())
     }
 }
 
@@ -276,7 +290,7 @@ statement! {
              system_identifier = coalesce(system_identifier, :system_identifier),
              timeline = coalesce(timeline, :timeline)
          WHERE id = :source AND epoch = :epoch
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, ", doubt_columns!())
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, ", doubt_columns!())
     }
 }
 

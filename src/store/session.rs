@@ -64,6 +64,16 @@ pub enum TransactionError<E> {
     Begin(DbError),
 }
 
+impl TransactionError<DbError> {
+    /// The error, whatever it leaves open.
+    #[must_use]
+    pub fn into_inner(self) -> DbError {
+        match self {
+            Self::Body(error) | Self::CommitUnknown(error) | Self::Begin(error) => error,
+        }
+    }
+}
+
 impl ConnectionAbort {
     /// Closes the socket. What runs on the connection ends with an error of class `Connection`, and the server rolls back.
     pub fn abort(&self) {
@@ -176,9 +186,7 @@ impl Session {
         limits: TimeLimits,
         body: impl AsyncFnOnce(&mut Self) -> Result<T, DbError>,
     ) -> Result<T, DbError> {
-        self.transaction(name, &limits, body).await.map_err(|error| match error {
-            TransactionError::Body(error) | TransactionError::CommitUnknown(error) | TransactionError::Begin(error) => error,
-        })
+        self.transaction(name, &limits, body).await.map_err(TransactionError::into_inner)
     }
 
     /// The store's own limits.

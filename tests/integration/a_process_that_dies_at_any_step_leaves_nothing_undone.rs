@@ -41,6 +41,8 @@ macro_rules! steps {
 steps! {
     fn killed_after_the_epoch_was_taken(), fn frozen_after_the_epoch_was_taken(): Bumped;
     fn killed_after_the_attempts_of_the_past_became_rows(), fn frozen_after_the_attempts_of_the_past_became_rows(): LeftoversConverted;
+    fn killed_after_a_hand_over(), fn frozen_after_a_hand_over(): HandedOn;
+    fn killed_after_records_joined_the_window(), fn frozen_after_records_joined_the_window(): Windowed;
     fn killed_after_decoding(), fn frozen_after_decoding(): Decoded;
     fn killed_after_a_day_was_made(), fn frozen_after_a_day_was_made(): DayMade;
     fn killed_after_the_fence(), fn frozen_after_the_fence(): Fenced;

@@ -17,6 +17,12 @@ fn with_cooperative_sticky_every_event_is_applied_once_and_partitions_move_there
     joins_and_leaves("cooperative-sticky");
 }
 
+// CASES A12, B03: KIP-848, where the broker shares the partitions out.
+#[test]
+fn with_the_brokers_own_assignor_every_event_is_applied_once_and_partitions_move_there_and_back() {
+    joins_and_leaves("broker");
+}
+
 // CASES H01
 fn joins_and_leaves(assignor: &str) {
     const PARTITIONS: i64 = 6;

@@ -66,10 +66,10 @@ struct Inside {
 }
 
 impl Inside {
-    fn start(config: Config, notifications: Notifications) -> Self {
+    fn start(config: Config, handler: impl Handler) -> Self {
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
-            actix::System::new().block_on(app::serve(config, |_| notifications, async {
+            actix::System::new().block_on(app::serve(config, |_| handler, async {
                 let _ = stopped.await;
             }))
         });
@@ -151,4 +151,38 @@ fn an_event_over_which_the_handler_panics_is_held_and_the_others_of_its_batch_ar
     assert_eq!(world.database.count("SELECT count(DISTINCT event_id) FROM notification"), 37);
     assert_eq!(world.database.count("SELECT count(*) FROM notification"), 37);
     inside.stop().expect("it ends in order");
+}
+
+/// A handler with a fault: it never comes back.
+struct NeverEnds;
+
+impl Handler for NeverEnds {
+    type Event = OrderConfirmed;
+    type Answer = ();
+
+    fn decode(&self, record: &Record) -> Result<OrderConfirmed, Rejection> {
+        event::decode(record.payload.as_deref())
+    }
+
+    async fn apply(&self, _: &mut Session, _: &BatchContext<()>, _: &[Claimed<OrderConfirmed>]) -> Result<Vec<Outcome>, DbError> {
+        std::future::pending().await
+    }
+}
+
+// CASES H07, A02
+#[test]
+fn a_handler_that_never_ends_turns_the_liveness_probe_red_and_its_partition_is_named() {
+    let world = World::with_partitions(2);
+    let admin = format!("127.0.0.1:{}", onceward::lab::process::free_port().expect("a free port"));
+    let config = world.engine().set("admin.listen", admin.as_str()).load();
+    let inside = Inside::start(config, NeverEnds);
+    world.topic.send([Order::new().message().partition(1)]);
+    let live = || crate::support::get(&admin, "/live");
+    eventually("it is live at first", || live().is_some_and(|(code, _)| code == 200));
+    let (_, words) = eventually("the probe is red", || live().filter(|(code, _)| *code == 503));
+    assert!(
+        words.starts_with("partition 1 has records to settle and has settled none for ") && words.lines().count() == 1,
+        "{words}"
+    );
+    inside.stop().expect("it does not wait for the handler");
 }

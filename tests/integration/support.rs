@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
 pub use database::{Backup, Database, Session};
-pub use engine::{Engine, EngineBuilder, run_onceward_within};
+pub use engine::{Engine, EngineBuilder, get, run_onceward_within};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};

@@ -4,15 +4,15 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
-use onceward::config::Start;
+use onceward::config::{OnGap, Start};
 use onceward::handler::{BatchContext, Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
 use onceward::held::{Next, RetryPolicy};
 use onceward::pipeline::batch::Batch;
 use onceward::pipeline::dedup::Written;
 use onceward::pipeline::offset::Ledger;
-use onceward::pipeline::start::{Known, resolve};
-use onceward::pipeline::window::{Buffer, Handed, Window, WindowBatch};
-use onceward::record::{Epoch, NextOffset, Offset, Record, SourceId};
+use onceward::pipeline::start::{Beginning, Known, resolve};
+use onceward::pipeline::window::{Buffer, Handed, Share, Window, WindowBatch};
+use onceward::record::{Epoch, NextOffset, Offset, Record, Skips, SourceId};
 use onceward::store::consumed_partitions::Doubt;
 use onceward::store::held_events::HeldState;
 use onceward::store::processed_events::Seen;
@@ -78,6 +78,7 @@ pub struct Process {
     pub owned: BTreeMap<usize, Owner>,
     pub ledger: Ledger,
     buffer: Buffer,
+    share: Share,
 }
 
 /// A partition as its PartitionActor has it.
@@ -146,7 +147,7 @@ pub enum Step {
 impl Process {
     pub fn new() -> Self {
         let buffer = Buffer::new(1 << 20, std::sync::mpsc::channel().0);
-        Self { frozen: false, owned: BTreeMap::new(), ledger: Ledger::default(), buffer }
+        Self { frozen: false, owned: BTreeMap::new(), ledger: Ledger::default(), buffer, share: Share::default() }
     }
 
     /// Takes a partition over: bump, then Kafka's offset, then the decision. `None`: the old owner's transaction is still open.
@@ -164,8 +165,10 @@ impl Process {
             log: (Offset(0), NextOffset(world.end_of(partition))),
             fresh: Start::Earliest,
             added_later: false,
+            skips: &Skips::default(),
+            on_gap: OnGap::Stop,
         };
-        let base = resolve(&known).unwrap_or_else(|refusal| panic!("nothing here may refuse a start: {refusal}"));
+        let Beginning { base, .. } = resolve(&known).unwrap_or_else(|refusal| panic!("nothing here may refuse a start: {refusal}"));
         self.ledger.track(i32::try_from(partition).expect("small"), Epoch(epoch), committed);
         Some(Owner {
             epoch,
@@ -185,7 +188,7 @@ impl Process {
         let Some(owner) = self.owned.get_mut(&partition) else { return Step::Nothing };
         let skip = usize::from(draw.percent(3));
         let fresh = world.log[partition].iter().filter(|record| record.offset.0 >= owner.handed).skip(skip);
-        let records: Vec<_> = fresh.take(1 + draw.below(8)).map(|record| self.buffer.admit(record.clone())).collect();
+        let records: Vec<_> = fresh.take(1 + draw.below(8)).map(|record| self.buffer.admit(record.clone(), &self.share)).collect();
         let (Some(first), Some(last)) = (records.first(), records.last()) else { return Step::Nothing };
         // What is skipped was handed to nobody, so that the next link does not fit.
         let after = if skip == 0 { owner.handed } else { first.offset.0 };
@@ -469,7 +472,7 @@ fn due(world: &World, partition: usize) -> Vec<usize> {
 }
 
 fn decode(batch: &WindowBatch) -> Batch<'_, Told> {
-    Batch::decode(&Reads, batch.records(), SystemTime::now(), Duration::from_secs(3_600), &HashSet::new())
+    Batch::decode(&Reads, batch.records(), &Skips::default(), SystemTime::now(), Duration::from_secs(3_600), &HashSet::new())
 }
 
 fn pay(world: &mut World, id: Uuid) {

@@ -1,6 +1,6 @@
 //! The engine as its users run it: the binary, a configuration file, signals, an exit code, an admin port.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use onceward::lab::process::{self, Signal, TempFolder};
 use super::{LIMIT, World, eventually, server};
 
 /// The defaults of time scaled down, the order among them kept. All in milliseconds.
-const SCALED: [(&str, i64); 13] = [
+const SCALED: [(&str, i64); 14] = [
     ("kafka.session_timeout_ms", 6_000),
     ("kafka.max_poll_interval_ms", 20_000),
     ("kafka.commit_interval_ms", 50),
@@ -27,6 +27,7 @@ const SCALED: [(&str, i64); 13] = [
     ("provider.call_timeout_ms", 1_500),
     ("provider.effect_deadline_ms", 3_000),
     ("pipeline.drain_ms", 5_000),
+    ("pipeline.stuck_after_ms", 8_000),
     ("retry.backoff_min_ms", 200),
     ("retry.backoff_max_ms", 1_000),
 ];
@@ -193,6 +194,20 @@ impl Engine {
         samples.sum()
     }
 
+    /// The partitions that it owns.
+    pub fn owned(&self) -> BTreeSet<i64> {
+        let status = self.status();
+        let partitions = status["partitions"].as_array().expect("partitions");
+        partitions.iter().map(|partition| partition["partition"].as_i64().expect("a number")).collect()
+    }
+
+    /// The most memory that it has ever held, in KiB, as the kernel knows it.
+    pub fn most_memory_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
     /// Answer code and body of the admin port; `None` when nobody answers.
     pub fn get(&self, path: &str) -> Option<(u16, String)> {
         get(&self.admin, path)
@@ -289,7 +304,7 @@ fn run(mut command: Command, folder: &TempFolder, limit: Duration) -> Output {
 }
 
 /// HTTP/1.0, so that the answer is one piece and ends with the connection.
-fn get(address: &str, path: &str) -> Option<(u16, String)> {
+pub fn get(address: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).ok()?;

@@ -150,6 +150,20 @@ impl Topic {
         });
     }
 
+    /// Deletes the topic and makes one of the same name, with as many partitions and no records.
+    pub fn make_anew(&self) {
+        let partitions = i32::try_from(self.ends().len()).expect("few");
+        let deleted = block_on(admin().delete_topics(&[&self.name], &AdminOptions::new())).expect("the broker answers");
+        assert_eq!(deleted, vec![Ok(self.name.clone())]);
+        let topic = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(1));
+        eventually("the old topic is gone, so that a new one may be made", || {
+            let made = block_on(admin().create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
+            made.iter().all(Result::is_ok)
+        });
+        eventually("it is empty", || self.ends().values().all(|end| *end == 0));
+        self.wait_until_known(usize::try_from(partitions).expect("few"));
+    }
+
     /// Deletes all records of a partition below `offset`.
     pub fn delete_records(&self, partition: i32, offset: i64) {
         let mut until = TopicPartitionList::new();
