@@ -30,7 +30,7 @@ fn a_new_group_that_starts_at_the_end_applies_only_what_comes_after() {
 fn what_came_between_a_kill_and_a_restart_is_applied_although_nothing_was_ever_committed() {
     let world = World::with_partitions(2);
     world.topic.send(Order::some(10).iter().map(Order::message));
-    let engine = world.engine().set("kafka.start", "latest").start();
+    let engine = world.engine().set("kafka.start", "latest").set("kafka.commit_interval_ms", 5_500).start();
     engine.kill();
     assert_eq!(world.topic.committed(&world.group), BTreeMap::new());
     let meanwhile = Order::some(10);
