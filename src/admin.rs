@@ -15,7 +15,8 @@ use actix_web::{App, HttpResponse, HttpServer, web};
 use serde_json::{Value, json};
 
 use crate::metrics;
-use crate::status::{PartitionStatus, Readiness, Status};
+use crate::metrics::DuplicateCause;
+use crate::status::{Duplicated, PartitionStatus, Readiness, Status};
 
 /// What the port shows.
 #[derive(Clone, Debug)]
@@ -88,10 +89,19 @@ impl Admin {
             "not_ready": red.into_iter().map(|(latch, reason)| (latch.to_owned(), Value::from(reason))).collect::<serde_json::Map<_, _>>(),
             "paused": snapshot.paused,
             "partitions": snapshot.partitions.iter().map(|(number, partition)| partition_json(*number, partition)).collect::<Vec<_>>(),
+            "duplicates": snapshot.duplicates.iter().map(duplicates_json).collect::<serde_json::Map<_, _>>(),
             "held_requests": snapshot.held_requests,
             "held": snapshot.held.iter().map(held).collect::<Vec<_>>(),
         })
     }
+}
+
+/// Amounts are exact decimals, as text.
+fn duplicates_json((cause, duplicated): (DuplicateCause, &Duplicated)) -> (String, Value) {
+    let amounts =
+        duplicated.minor_units.iter().map(|(currency, units)| (currency.to_string(), Value::from(currency.decimal_of(*units))));
+    let amounts: serde_json::Map<_, _> = amounts.collect();
+    (cause.as_str().to_owned(), json!({ "count": duplicated.count, "amounts_not_charged_again": amounts }))
 }
 
 fn partition_json(number: i32, partition: &PartitionStatus) -> Value {

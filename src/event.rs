@@ -40,6 +40,10 @@ pub struct OrderConfirmed {
 }
 
 impl Event for OrderConfirmed {
+    fn worth(&self) -> Option<Money> {
+        Some(self.total)
+    }
+
     fn id(&self) -> Uuid {
         self.event_id
     }

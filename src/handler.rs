@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
+use crate::event::Money;
 use crate::record::{Epoch, KeyDigest, Offset, Record, SourceId};
 use crate::store::{DbError, Session};
 
@@ -41,6 +42,10 @@ pub trait Event: Send + Sync + 'static {
     fn id(&self) -> Uuid;
     /// The digest that tells a repeated event from a conflicting one.
     fn digest(&self) -> EventDigest;
+    /// The money at stake, where there is any: what a duplicate would have cost is told with it.
+    fn worth(&self) -> Option<Money> {
+        None
+    }
 }
 
 /// Why a record is held and not applied: a stable word for metrics and queries, and a sentence for people.

@@ -22,11 +22,17 @@ use crate::status::{PartitionStatus, Status};
 macro_rules! label {
     ($(#[doc = $about:literal])+ $name:ident { $( $(#[doc = $doc:literal])+ $variant:ident = $word:literal, )+ }) => {
         $(#[doc = $about])+
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum $name { $( $(#[doc = $doc])+ $variant, )+ }
 
         impl $name {
             const WORDS: &'static [&'static str] = &[ $($word),+ ];
+
+            /// The label's value.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                Self::WORDS[self as usize]
+            }
         }
     };
 }
@@ -64,6 +70,18 @@ label! {
         Settle = "settle",
         /// The commit alone.
         Commit = "commit",
+    }
+}
+
+label! {
+    /// Why an event came that was settled before.
+    DuplicateCause {
+        /// The same record was delivered again: its offset was not committed yet when its owner ended.
+        Redelivery = "redelivery",
+        /// The same record was read again, because the group was set back.
+        Replay = "replay",
+        /// Another record with the same event: the producer sent it more than once.
+        ProducedAgain = "produced_again",
     }
 }
 
@@ -152,6 +170,11 @@ label! {
 /// Counts events by what became of them.
 pub fn events(outcome: Outcome, count: usize) {
     EVENTS.at(outcome as usize).increment(count as u64);
+}
+
+/// Counts duplicates by why they came.
+pub fn duplicates(cause: DuplicateCause, count: usize) {
+    DUPLICATES.at(cause as usize).increment(count as u64);
 }
 
 /// One transaction with this many events has been committed.
@@ -290,6 +313,13 @@ static EVENTS: Series<Counter> = Series::new(Definition {
     kind: Kind::Counter,
     labels: &[("outcome", Outcome::WORDS)],
     help: "Events by what became of them, counted when their transaction is committed.",
+});
+
+static DUPLICATES: Series<Counter> = Series::new(Definition {
+    name: "onceward_duplicates_total",
+    kind: Kind::Counter,
+    labels: &[("cause", DuplicateCause::WORDS)],
+    help: "Events that were settled before, by why they came; /status tells what they would have cost.",
 });
 
 static BATCH_EVENTS: Series<Histogram> = Series::new(Definition {

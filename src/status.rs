@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::event::{Currency, Money};
 use crate::handler::HeldReason;
+use crate::metrics::DuplicateCause;
 use crate::record::{Epoch, NextOffset};
 use crate::store::held_events::HeldState;
 
@@ -22,6 +24,8 @@ pub struct Status(Arc<Mutex<Snapshot>>);
 pub struct Snapshot {
     /// The owned partitions by number.
     pub partitions: BTreeMap<i32, PartitionStatus>,
+    /// Since the process has started.
+    pub duplicates: Duplicates,
     /// Held events of the whole group and topic, as last counted.
     pub held: Vec<(HeldReason, HeldState, i64)>,
     /// When the poll thread was last seen at work; `None` before it has begun.
@@ -30,6 +34,19 @@ pub struct Snapshot {
     pub paused: Option<String>,
     /// Requests of operators that nobody has carried out yet, as last counted.
     pub held_requests: i64,
+}
+
+/// Events that were settled before, and what they would have cost, by why they came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Duplicates(BTreeMap<DuplicateCause, Duplicated>);
+
+/// Of one cause.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Duplicated {
+    /// How many records.
+    pub count: usize,
+    /// Their amounts, added up in the smallest unit of each currency.
+    pub minor_units: BTreeMap<Currency, i128>,
 }
 
 /// One owned partition.
@@ -61,7 +78,43 @@ pub struct PartitionStatus {
     pub progressed: Instant,
 }
 
+impl Duplicates {
+    /// One more.
+    pub fn add(&mut self, cause: DuplicateCause, worth: Option<Money>) {
+        let of_cause = self.0.entry(cause).or_default();
+        of_cause.count += 1;
+        if let Some(worth) = worth {
+            *of_cause.minor_units.entry(worth.currency()).or_default() += i128::from(worth.minor_units());
+        }
+    }
+
+    /// How many came for which reason.
+    pub fn counts(&self) -> impl Iterator<Item = (DuplicateCause, usize)> {
+        self.0.iter().map(|(cause, of_cause)| (*cause, of_cause.count))
+    }
+
+    /// Everything, by cause.
+    pub fn iter(&self) -> impl Iterator<Item = (DuplicateCause, &Duplicated)> {
+        self.0.iter().map(|(cause, of_cause)| (*cause, of_cause))
+    }
+}
+
 impl Status {
+    /// More duplicates.
+    pub fn duplicates(&self, more: &Duplicates) {
+        if more.0.is_empty() {
+            return;
+        }
+        let mut view = self.lock();
+        for (cause, of_cause) in &more.0 {
+            let sum = view.duplicates.0.entry(*cause).or_default();
+            sum.count += of_cause.count;
+            for (currency, units) in &of_cause.minor_units {
+                *sum.minor_units.entry(*currency).or_default() += units;
+            }
+        }
+    }
+
     /// The partition is ours from now on; whatever was known of it is forgotten.
     pub fn partition_owned(&self, partition: i32, epoch: Epoch) {
         self.lock().partitions.insert(partition, PartitionStatus::new(epoch));

@@ -11,6 +11,19 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Currency(iso_currency::Currency);
 
+/// By their codes.
+impl Ord for Currency {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.code().cmp(other.code())
+    }
+}
+
+impl PartialOrd for Currency {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// An exact amount of one currency, kept in its smallest unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Money {
@@ -44,6 +57,17 @@ pub enum CurrencyFault {
 }
 
 impl Currency {
+    /// A sum of amounts of this currency, with exactly its decimals: `10.00`, `500`, `1.234`.
+    #[must_use]
+    pub fn decimal_of(self, minor_units: i128) -> String {
+        let (decimals, sign, amount) = (self.decimals(), if minor_units < 0 { "-" } else { "" }, minor_units.unsigned_abs());
+        let unit = 10_u128.pow(decimals);
+        match decimals as usize {
+            0 => format!("{sign}{amount}"),
+            width => format!("{sign}{}.{:0width$}", amount / unit, amount % unit),
+        }
+    }
+
     /// Looks a code up, such as `EUR`. Codes that were superseded stay valid: old events may be replayed.
     ///
     /// # Errors
@@ -120,15 +144,7 @@ impl Money {
 /// The same text as [`Money::decimal`].
 impl fmt::Display for Money {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let decimals = self.currency.decimals();
-        let unit = 10_u64.pow(decimals);
-        let sign = if self.minor_units < 0 { "-" } else { "" };
-        let amount = self.minor_units.unsigned_abs();
-        write!(f, "{sign}{}", amount / unit)?;
-        if decimals > 0 {
-            write!(f, ".{:0width$}", amount % unit, width = decimals as usize)?;
-        }
-        Ok(())
+        f.write_str(&self.currency.decimal_of(self.minor_units.into()))
     }
 }
 

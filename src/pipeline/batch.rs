@@ -10,10 +10,11 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
+use crate::event::Money;
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
-use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips};
+use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips, SourceId};
 use crate::retention::unix_ms;
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::{HeldState, NewHeld};
@@ -32,8 +33,11 @@ pub enum Fate {
         /// The index of the first.
         of: usize,
     },
-    /// Applied before, by us or by anybody of the group.
-    Duplicate,
+    /// Settled before, by us or by anybody of the group.
+    Duplicate {
+        /// By this very record: it was read again. Otherwise the event was produced more than once.
+        same_record: bool,
+    },
     /// An operator wanted it passed over: settled without effect, and not even claimed.
     Skipped,
     /// The effect happened and is written.
@@ -121,7 +125,7 @@ impl<'a, E: Event> Batch<'a, E> {
                 continue;
             }
             if discarded.contains(&(record.offset, record.digest())) {
-                items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Duplicate });
+                items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Duplicate { same_record: true } });
                 continue;
             }
             let item = match decode_guarded(handler, record) {
@@ -171,8 +175,8 @@ impl<'a, E: Event> Batch<'a, E> {
 
     /// Open events that the claim did not return and the look-up found: a duplicate, or another event under the same id. Out: the ids
     /// that neither statement returned, which nobody can explain.
-    pub fn seen(&mut self, claimed: &HashSet<Uuid>, seen: &[Seen]) -> Vec<Uuid> {
-        let seen: HashMap<Uuid, Option<EventDigest>> = seen.iter().map(|seen| (seen.event_id, seen.digest)).collect();
+    pub fn seen(&mut self, source: SourceId, claimed: &HashSet<Uuid>, seen: &[Seen]) -> Vec<Uuid> {
+        let seen: HashMap<Uuid, &Seen> = seen.iter().map(|seen| (seen.event_id, seen)).collect();
         let mut unexplained = Vec::new();
         for item in self.items.iter_mut().filter(|item| item.fate == Fate::Open) {
             let (Some(id), Some(digest)) = (item.event_id, item.digest) else { continue };
@@ -181,10 +185,13 @@ impl<'a, E: Event> Batch<'a, E> {
             }
             match seen.get(&id) {
                 None => unexplained.push(id),
-                Some(Some(known)) if digest.contradicts(*known) => {
+                Some(Seen { digest: Some(known), .. }) if digest.contradicts(*known) => {
                     item.fate = Fate::Held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()));
                 }
-                Some(_) => item.fate = Fate::Duplicate,
+                Some(seen) => {
+                    let same_record = (seen.source, seen.offset) == (Some(source), Some(item.record.offset));
+                    item.fate = Fate::Duplicate { same_record };
+                }
             }
         }
         unexplained
@@ -247,7 +254,7 @@ impl<'a, E: Event> Batch<'a, E> {
         let goes = |item: &&Item<'_, E>| match &item.fate {
             Fate::GivenBack { .. } => true,
             Fate::Held(hold) => !hold.owns_claim,
-            Fate::Open | Fate::Repeat { .. } | Fate::Duplicate | Fate::Skipped | Fate::Applied | Fate::Declined => false,
+            Fate::Open | Fate::Repeat { .. } | Fate::Duplicate { .. } | Fate::Skipped | Fate::Applied | Fate::Declined => false,
         };
         // A conflicting repeat carries the id of a claim that stays: only ids all of whose records let go are let go.
         let stays: HashSet<Uuid> = self.items.iter().filter(|item| !goes(item)).filter_map(|item| item.event_id).collect();
@@ -264,7 +271,7 @@ impl<'a, E: Event> Batch<'a, E> {
                 Fate::Held(hold) => Some(hold.row(item.record, item.event_id)),
                 Fate::Open
                 | Fate::Repeat { .. }
-                | Fate::Duplicate
+                | Fate::Duplicate { .. }
                 | Fate::Skipped
                 | Fate::Applied
                 | Fate::Declined
@@ -278,6 +285,14 @@ impl<'a, E: Event> Batch<'a, E> {
         self.items.iter().filter_map(|item| item.event_id)
     }
 
+    /// What was settled before: where each record stands, whether it is the very one that was settled, and what it would have cost.
+    pub fn duplicates(&self) -> impl Iterator<Item = (Offset, bool, Option<Money>)> {
+        self.items.iter().filter_map(|item| match item.fate {
+            Fate::Duplicate { same_record } => Some((item.record.offset, same_record, item.event.as_ref().and_then(Event::worth))),
+            _ => None,
+        })
+    }
+
     /// How many met which fate.
     #[must_use]
     pub fn counts(&self) -> Counts {
@@ -286,7 +301,7 @@ impl<'a, E: Event> Batch<'a, E> {
             match item.fate {
                 Fate::Applied => counts.applied += 1,
                 Fate::Declined => counts.declined += 1,
-                Fate::Duplicate | Fate::Repeat { .. } => counts.duplicates += 1,
+                Fate::Duplicate { .. } | Fate::Repeat { .. } => counts.duplicates += 1,
                 Fate::Held(_) => counts.held += 1,
                 Fate::Skipped => counts.skipped += 1,
                 Fate::Open | Fate::GivenBack { .. } => counts.given_back += 1,
@@ -403,7 +418,7 @@ fn shared_fate(first: &Fate) -> Fate {
     match first {
         Fate::GivenBack { wait } => Fate::GivenBack { wait: *wait },
         Fate::Held(hold) if !hold.owns_claim => Fate::Held(Hold::unclaimed(hold.reason, hold.error.clone())),
-        Fate::Held(_) | Fate::Duplicate | Fate::Applied | Fate::Declined => Fate::Duplicate,
+        Fate::Held(_) | Fate::Duplicate { .. } | Fate::Applied | Fate::Declined => Fate::Duplicate { same_record: false },
         Fate::Open | Fate::Repeat { .. } | Fate::Skipped => {
             unreachable!("the first of a repeat is decided before, and never passed over")
         }
@@ -519,7 +534,7 @@ mod tests {
         assert_eq!(batch.claims(None).len(), 3, "a repeat is not claimed");
         let claimed = HashSet::from([id(3), id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
-        assert!(batch.seen(&claimed, &[seen]).is_empty());
+        assert!(batch.seen(SourceId(1), &claimed, &[seen]).is_empty());
         assert_eq!(batch.take_claimed(&Doubt::default()).len(), 2);
         batch.conclude(vec![Outcome::Applied, Outcome::Declined], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, declined: 1, duplicates: 2, ..Counts::default() });
@@ -546,7 +561,7 @@ mod tests {
         let mut batch = decoded(&window);
         let claimed = HashSet::from([id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
-        assert!(batch.seen(&claimed, &[seen]).is_empty());
+        assert!(batch.seen(SourceId(1), &claimed, &[seen]).is_empty());
         batch.take_claimed(&Doubt::default());
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, held: 2, ..Counts::default() });

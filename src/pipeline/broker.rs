@@ -5,6 +5,7 @@
 //! Invariant: a question that failed is never answered with "nothing".
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -14,6 +15,9 @@ use crate::pipeline::client::Client;
 use crate::pipeline::rebalance::Rebalances;
 use crate::record::{NextOffset, Offset};
 
+/// Stands beside every offset that we commit, so that one which somebody else has set is told from ours.
+pub(super) const COMMITTED_BY: &str = "onceward";
+
 /// For one question.
 const BROKER: Duration = Duration::from_secs(5);
 
@@ -22,6 +26,8 @@ const BROKER: Duration = Duration::from_secs(5);
 pub(super) struct Log {
     /// The group's offset.
     pub committed: Option<NextOffset>,
+    /// That offset was not committed by an owner of ours: somebody has set the group.
+    pub set_by_others: bool,
     /// The oldest record.
     pub first: Offset,
     /// One past the newest record.
@@ -59,7 +65,9 @@ pub(super) fn read_logs(
     let committed = committed.elements().into_iter().map(|element| {
         element.error().map_err(|error| format!("committed offset of partition {}: {error}", element.partition()))?;
         let next = if let Place::Offset(next) = element.offset() { Some(NextOffset(next)) } else { None };
-        Ok((element.partition(), next))
+        // The wrapper panics on a text that is not UTF-8; whoever wrote that, we did not.
+        let by_us = catch_unwind(AssertUnwindSafe(|| element.metadata() == COMMITTED_BY)).unwrap_or(false);
+        Ok((element.partition(), (next, next.is_some() && !by_us)))
     });
     let committed = committed.collect::<Result<BTreeMap<_, _>, String>>()?;
     let (first, end) =
@@ -67,8 +75,9 @@ pub(super) fn read_logs(
     let log = |partition: &i32| {
         let (first, end) =
             first.get(partition).zip(end.get(partition)).ok_or_else(|| format!("partition {partition} has no log"))?;
-        let committed = *committed.get(partition).ok_or_else(|| format!("no committed offset answer for partition {partition}"))?;
-        Ok((*partition, Log { committed, first: Offset(*first), end: NextOffset(*end) }))
+        let (committed, set_by_others) =
+            *committed.get(partition).ok_or_else(|| format!("no committed offset answer for partition {partition}"))?;
+        Ok((*partition, Log { committed, set_by_others, first: Offset(*first), end: NextOffset(*end) }))
     };
     partitions.iter().map(log).collect()
 }

@@ -18,9 +18,10 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::crash::CrashPoint;
+use crate::event::Money;
 use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, Outcome, StopFlag};
 use crate::held::RetryPolicy;
-use crate::metrics;
+use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::{Which, run_held};
 use crate::pipeline::offset::{Confirmed, OffsetActor};
@@ -29,7 +30,7 @@ use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
-use crate::status::Status;
+use crate::status::{Duplicates, Status};
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
@@ -112,6 +113,8 @@ pub struct RunBatch<A> {
     pub skips: Arc<Skips>,
     /// Which new events may have been charged before the database went back in time.
     pub doubt: Doubt,
+    /// Somebody has set the group back: what lies below this is read again because of that.
+    pub replayed_below: Option<NextOffset>,
     /// What to do.
     pub work: Work,
     /// What is open of the partition's held events.
@@ -379,6 +382,7 @@ async fn run_window<H: Business>(
     // Also those given back: what was learned of them is in their attempts' rows now.
     run.answers.forget(batch.ids());
     report(batch.counts());
+    report_duplicates(&engine.status, run.replayed_below, batch.duplicates());
     report_age(window);
     Ok(settled)
 }
@@ -411,7 +415,7 @@ async fn claim<H: Business>(
         let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
         if !missing.is_empty() {
             let seen = processed_events::look_up(tx, &engine.group, &missing).await?;
-            let unexplained = batch.seen(&claimed, &seen);
+            let unexplained = batch.seen(run.source, &claimed, &seen);
             if !unexplained.is_empty() {
                 // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
                 let again: Vec<_> = rows.into_iter().filter(|row| unexplained.contains(&row.event_id)).collect();
@@ -494,6 +498,27 @@ pub(super) fn report(counts: Counts) {
     metrics::events(metrics::Outcome::Held, counts.held);
     metrics::events(metrics::Outcome::GivenBack, counts.given_back);
     metrics::events(metrics::Outcome::Skipped, counts.skipped);
+}
+
+/// Why events came that were settled before, and what that would have cost.
+fn report_duplicates(
+    status: &Status,
+    replayed_below: Option<NextOffset>,
+    duplicates: impl Iterator<Item = (Offset, bool, Option<Money>)>,
+) {
+    let mut explained = Duplicates::default();
+    for (offset, same_record, worth) in duplicates {
+        let cause = match same_record {
+            false => DuplicateCause::ProducedAgain,
+            true if replayed_below.is_some_and(|below| offset.0 < below.0) => DuplicateCause::Replay,
+            true => DuplicateCause::Redelivery,
+        };
+        explained.add(cause, worth);
+    }
+    for (cause, count) in explained.counts() {
+        metrics::duplicates(cause, count);
+    }
+    status.duplicates(&explained);
 }
 
 /// The age of a batch's oldest record when it has committed.

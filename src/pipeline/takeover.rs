@@ -76,6 +76,8 @@ pub struct Positioned {
     pub skips: Skips,
     /// What Kafka had when it was taken over.
     pub committed: Option<NextOffset>,
+    /// Somebody has set the group back: what lies below this is read again because of that, and not because a commit was missed.
+    pub replayed_below: Option<NextOffset>,
     /// What is open of its held events.
     pub held: OpenHeld,
     /// Which new events may have been charged before the database went back in time.
@@ -311,6 +313,7 @@ impl Takeover {
             witness: digest.map(|digest| Witness { offset: Offset(beginning.base.0 - 1), digest }),
             skips: ownership.skips,
             committed: log.committed,
+            replayed_below: ownership.next_offset.filter(|_| log.set_by_others),
             held,
             doubt: ownership.doubt,
             wrote: self.wrote.clone(),

@@ -79,5 +79,6 @@ fn killed_after_commit_and_before_the_offset_commit() {
     let next = world.engine().provider(&stub.url()).start();
     assert_the_books_agree(&world, &stub, then.iter().chain([&first]));
     assert_eq!(next.metric("onceward_events_total", &[("outcome", "duplicate")]), 5.0, "they came again");
+    assert_eq!(next.metric("onceward_duplicates_total", &[("cause", "redelivery")]), 5.0, "because a commit was missed");
     assert_eq!(stub.calls().posts, 6, "and nobody was asked");
 }

@@ -19,6 +19,7 @@ fn the_same_event_again_changes_nothing_also_in_another_partition() {
     world.topic.send(orders.iter().map(|order| order.message().partition(1)));
     eventually_equal("the duplicates' offsets are committed", 0, || world.topic.lag(&world.group));
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 100.0);
+    assert_eq!(engine.metric("onceward_duplicates_total", &[("cause", "produced_again")]), 100.0);
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "applied")]), 50.0);
     assert_eq!(traces(&world), before, "a duplicate writes nothing");
     assert_eq!(world.database.count("SELECT count(*) FROM held_event"), 0);

@@ -27,6 +27,10 @@ fn the_group_reset_to_the_beginning_applies_and_charges_nothing_again() {
     let engine = world.engine().start();
     eventually_equal("all is read once more", 0, || world.topic.lag(&world.group));
     assert_eq!(events(&engine, "duplicate"), 300.0);
+    // Who set the group back is told from a commit that was missed, and nobody pays 300 × 10.00 again.
+    assert_eq!(engine.metric("onceward_duplicates_total", &[("cause", "replay")]), 300.0);
+    let duplicates = &engine.status()["duplicates"];
+    assert_eq!(*duplicates, serde_json::json!({ "replay": { "count": 300, "amounts_not_charged_again": { "EUR": "3000.00" } } }));
     assert_eq!(events(&engine, "applied"), 0.0);
     assert_eq!(world.database.rows("SELECT p, p.xmin FROM payment AS p ORDER BY event_id"), rows);
     assert_eq!(stub.calls().posts, 300, "nobody is asked again");
