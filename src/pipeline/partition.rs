@@ -23,7 +23,7 @@ use crate::pipeline::refusal::Refusal;
 use crate::pipeline::takeover::Positioned;
 use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
-use crate::record::{Epoch, Skips, SourceId};
+use crate::record::{Epoch, NextOffset, Skips, SourceId};
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, attempts};
@@ -58,7 +58,9 @@ pub struct PartitionActor<H: Business> {
     /// What was open when it was taken over, until the actor takes it in.
     opening: OpenHeld,
     /// The downstream is not to be called.
-    paused: bool,
+    paused: Option<String>,
+    /// The downstream could not be called for what was given back.
+    deferred: Option<String>,
     state: State,
     outages: u32,
     drained: Option<oneshot::Sender<()>>,
@@ -126,7 +128,8 @@ impl<H: Business> PartitionActor<H> {
             agenda: Agenda::new(workers.engine().held_max_open),
             workers,
             opening: at.held.clone(),
-            paused: false,
+            paused: None,
+            deferred: None,
             state: State::Idle,
             outages: 0,
             drained: None,
@@ -180,9 +183,10 @@ impl<H: Business> PartitionActor<H> {
     fn pauses(&mut self, ctx: &mut Context<Self>) -> bool {
         let engine = self.workers.engine();
         let pause = engine.handler.pause().and_then(|pause| Some((pause.wait?, pause.reason)));
-        if self.paused != pause.is_some() {
-            self.paused = pause.is_some();
-            self.show_pause(pause.as_ref().map(|(_, reason)| reason.clone()).or_else(|| self.agenda.too_many()));
+        let reason = pause.as_ref().map(|(_, reason)| reason.clone());
+        if self.paused != reason {
+            self.paused = reason;
+            self.show_pause();
         }
         let Some((wait, _)) = pause else { return false };
         self.wake(wait, ctx);
@@ -250,12 +254,18 @@ impl<H: Business> PartitionActor<H> {
         }
         self.show_window();
         self.agenda.settled(settled.wait, now);
-        let was_away = std::mem::take(&mut self.outages) > 0;
+        self.outages = 0;
+        self.deferred = settled.wait.map(|wait| {
+            format!(
+                "the downstream could not be called, and {} records wait, for {} ms",
+                settled.given_back.len(),
+                wait.as_millis()
+            )
+        });
         if let Some(held) = settled.held {
             self.know(held, now);
-        } else if was_away && !self.paused {
-            self.show_pause(self.agenda.too_many());
         }
+        self.show_pause();
         // After events that were not started, or rows that were refused, the next batch is small, and grows again.
         let most = if settled.given_back.is_empty() { 2 * self.batch_max } else { (2 * settled.started).max(PROBE_BATCH) };
         self.batch_max = most.min(self.workers.engine().batch_max);
@@ -272,12 +282,12 @@ impl<H: Business> PartitionActor<H> {
             None if paused => info!(partition = self.partition, "fewer held events are open: the partition goes on"),
             Some(_) | None => {}
         }
-        if !self.paused {
-            self.show_pause(too_many);
-        }
+        self.show_pause();
     }
 
-    fn show_pause(&self, reason: Option<String>) {
+    /// Why nothing moves, for people and for the liveness probe.
+    fn show_pause(&self) {
+        let reason = self.paused.clone().or_else(|| self.agenda.too_many()).or_else(|| self.deferred.clone());
         self.workers.engine().status.partition_paused(self.partition, self.epoch, reason);
     }
 
@@ -298,7 +308,7 @@ impl<H: Business> PartitionActor<H> {
             warn!(partition = self.partition, error = again.error, "waiting; the batch runs again");
         }
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
-        self.show_pause(Some(again.error));
+        self.workers.engine().status.partition_paused(self.partition, self.epoch, Some(again.error));
         self.state = State::Busy;
         let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);

@@ -335,7 +335,7 @@ impl Owner {
                         }
                     }
                 }
-                assert!(decoded.seen(&claimed, &seen).is_empty(), "a claim is inserted or found");
+                assert!(decoded.seen(SourceId(1), &claimed, &seen).is_empty(), "a claim is inserted or found");
                 flight.to_ask = decoded.take_claimed(&Doubt::default()).iter().map(|claimed| claimed.event().id).collect();
                 (flight.claimed, flight.seen) = (claimed, seen);
             }
@@ -389,7 +389,7 @@ impl Owner {
     ) -> Step {
         let mut decoded = decode(batch);
         decoded.claims(None);
-        decoded.seen(&flight.claimed, &flight.seen);
+        decoded.seen(SourceId(1), &flight.claimed, &flight.seen);
         let events = decoded.take_claimed(&Doubt::default());
         let outcomes = events.iter().map(|claimed| outcome(flight.said.get(&claimed.event().id))).collect();
         decoded.conclude(outcomes, &RETRY);
