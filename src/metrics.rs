@@ -506,6 +506,7 @@ const fn partition_gauge(name: &'static str, help: &'static str) -> Definition {
 
 static FAMILIES: &[&dyn Family] = &[
     &EVENTS,
+    &DUPLICATES,
     &BATCH_EVENTS,
     &STAGE,
     &RECORD_AGE,

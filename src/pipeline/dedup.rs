@@ -171,6 +171,9 @@ pub struct Again {
     pub error: String,
     /// Take a new epoch first, because the database may have gone back in time.
     pub rebump: bool,
+    /// Another transaction stood in the way, most often one that has claimed the same event and waits for the downstream: part of the
+    /// batch can go round it.
+    pub contention: bool,
     /// What the row may hold now, when the outcome of COMMIT is unknown.
     pub perhaps: Option<NextOffset>,
 }
@@ -304,7 +307,7 @@ async fn run<H: Business>(
             Err(TransactionError::Begin(error)) => give_up(BatchError::Database(error)),
             Err(TransactionError::CommitUnknown(error)) => {
                 warn!(partition = batch.partition, %error, "nobody knows whether COMMIT happened: the batch runs again and the claims tell");
-                Done::Again(Again { error: error.to_string(), rebump: true, perhaps })
+                Done::Again(Again { error: error.to_string(), rebump: true, contention: false, perhaps })
             }
         };
         return (done, None);
@@ -321,8 +324,10 @@ fn give_up(error: BatchError) -> Done {
         BatchError::Swallowed(_) => Done::Stop { reason: words, serves: false },
         BatchError::Panicked | BatchError::NoDay => Done::Stop { reason: words, serves: true },
         BatchError::Database(error) => match error.class() {
-            ErrorClass::Connection => Done::Again(Again { error: words, rebump: true, perhaps: None }),
-            ErrorClass::Retry => Done::Again(Again { error: words, rebump: false, perhaps: None }),
+            class @ (ErrorClass::Connection | ErrorClass::Retry) => {
+                let (rebump, contention) = (class == ErrorClass::Connection, error.is_contention());
+                Done::Again(Again { error: words, rebump, contention, perhaps: None })
+            }
             ErrorClass::Data | ErrorClass::Other => Done::Stop { reason: words, serves: true },
             ErrorClass::Schema => Done::Stop { reason: words, serves: false },
         },

@@ -32,6 +32,8 @@ use crate::store::{DbError, attempts};
 const MAILBOX: usize = 64;
 /// A batch after one that gave events back has so many at least: the first may be refused for itself, and another must show it.
 const PROBE_BATCH: usize = 8;
+/// By what a batch shrinks that ran into another transaction's lock: in three steps the event in question stands alone.
+const CONTENDED_PART: usize = 8;
 /// Waits between tries while the database is away: from the first to the longest.
 const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
@@ -75,7 +77,9 @@ pub struct PartitionActor<H: Business> {
 enum State {
     /// Nothing is in flight; a batch starts when there is work.
     Idle,
-    /// A batch is in flight, or waits for a DedupActor or for the database.
+    /// A batch may start as soon as a DedupActor is free; nothing of it is in flight, so a drain does not wait for it.
+    Queued,
+    /// A batch is in flight, or waits for the database.
     Busy,
     /// Nothing starts any more.
     Ended,
@@ -160,13 +164,14 @@ impl<H: Business> PartitionActor<H> {
             Next::Wait(wait) => return self.wake(wait, ctx),
             Next::Nothing => return,
         }
-        self.state = State::Busy;
+        self.state = State::Queued;
         let asked = Instant::now();
         let workers = Arc::clone(&self.workers);
         // The batch is taken once a DedupActor is free: what arrives while waiting still joins it.
         let batch = async move { workers.borrow().await }.into_actor(self).then(move |worker, actor, _| {
             metrics::stage(metrics::Stage::Wait, asked.elapsed());
             let batch = actor.next_batch();
+            actor.state = State::Busy;
             actor.show_in_flight(batch.as_ref());
             async move {
                 match batch {
@@ -310,7 +315,13 @@ impl<H: Business> PartitionActor<H> {
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
         self.workers.engine().status.partition_paused(self.partition, self.epoch, Some(again.error));
         self.state = State::Busy;
-        let wait = OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1);
+        let wait = if again.contention {
+            // It has waited for the lock already. What comes before the event that somebody else holds goes round it in a smaller batch.
+            self.batch_max = (self.batch_max.min(self.window.len()) / CONTENDED_PART).max(1);
+            OUTAGE_BACKOFF.0
+        } else {
+            OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1)
+        };
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);
         let recovered = async move {
             actix::clock::sleep(wait).await;
@@ -324,7 +335,9 @@ impl<H: Business> PartitionActor<H> {
                 Some(Ok(None)) => actor.end(Report::Fenced, ctx),
                 // A drain does not wait for the database.
                 Some(Err(_)) if actor.drained.is_some() => {}
-                Some(Err(error)) => actor.recover(Again { error: error.to_string(), rebump: true, perhaps: None }, ctx),
+                Some(Err(error)) => {
+                    actor.recover(Again { error: error.to_string(), rebump: true, contention: false, perhaps: None }, ctx);
+                }
             }
             actor.pump(ctx);
         }));

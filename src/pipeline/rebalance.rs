@@ -74,8 +74,13 @@ impl ConsumerContext for Rebalances {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, code: Code, list: &mut TopicPartitionList) {
         let partitions = list.elements().iter().map(|element| element.partition()).collect();
         if self.closing.load(Ordering::Acquire) {
-            if let Err(error) = unassign(consumer, list) {
-                error!(%error, "could not unassign while closing");
+            // What was never assigned cannot be unassigned: librdkafka would go on waiting for an answer.
+            let answered = match code {
+                Code::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => assign(consumer, &TopicPartitionList::new()),
+                _ => unassign(consumer, list),
+            };
+            if let Err(error) = answered {
+                error!(%error, "could not answer a rebalance while closing");
             }
             return;
         }

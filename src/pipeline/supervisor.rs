@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use actix::prelude::*;
 use futures_util::future::join_all;
 use rdkafka::consumer::Consumer;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{RwLock, mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use crate::app::{DeathNotice, Fatal};
@@ -79,6 +79,8 @@ pub struct Supervisor<H: Business> {
     reports: (mpsc::UnboundedSender<Reported>, Option<mpsc::UnboundedReceiver<Reported>>),
     partitions: Lives<H>,
     closed: Vec<oneshot::Sender<()>>,
+    /// Each release holds it for reading until it has ended: a stop waits for those that a revoke has begun.
+    releasing: Arc<RwLock<()>>,
     _death: DeathNotice,
 }
 
@@ -93,6 +95,7 @@ impl<H: Business> Supervisor<H> {
             reports: (sender, Some(receiver)),
             partitions: Lives::default(),
             closed: Vec::new(),
+            releasing: Arc::default(),
             _death: death,
         }
     }
@@ -285,7 +288,10 @@ impl<H: Business> Supervisor<H> {
         self.show_stopped();
         let (offsets, client, status) = (self.wiring.offsets.clone(), self.wiring.client.clone(), self.wiring.status.clone());
         let budget = self.wiring.drain;
+        // None once a stop waits for all of them: it has released everything by then.
+        let releasing = Arc::clone(&self.releasing).try_read_owned().ok();
         async move {
+            let _releasing = releasing;
             if lost {
                 // Forgotten before the drain: nothing more is committed for them (CASES B04).
                 let _ = offsets.send(Release { partitions: partitions.clone(), lost }).await;
@@ -396,9 +402,10 @@ impl<H: Business> Handler<Shutdown> for Supervisor<H> {
         let (closed, is_closed) = oneshot::channel();
         self.closed.push(closed);
         let released = self.release(self.partitions.partitions(), false);
-        let commands = self.wiring.commands.clone();
+        let (commands, releasing) = (self.wiring.commands.clone(), Arc::clone(&self.releasing));
         Box::pin(async move {
             released.await;
+            let _all_released = releasing.write().await;
             let _ = commands.send(Command::Close);
             // A poll thread that died instead has ended as well.
             let _ = is_closed.await;

@@ -72,6 +72,13 @@ impl DbError {
         }
     }
 
+    /// Another transaction stood in the way: it is over soon, or this one can go round it.
+    #[must_use]
+    pub fn is_contention(&self) -> bool {
+        // lock_not_available, and the class of deadlocks and serialization failures.
+        self.sqlstate().is_some_and(|state| state == "55P03" || state.starts_with("40"))
+    }
+
     /// The server's SQLSTATE; of a lost connection the one with which it said goodbye, if it did.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&str> {
@@ -211,6 +218,9 @@ mod tests {
         ] {
             assert_eq!(class(code), expected, "{}", String::from_utf8_lossy(code));
         }
+        let contention = |code: &[u8; 5]| DbError::server("test", SqlState(*code), "").is_contention();
+        assert!(contention(b"55P03") && contention(b"40P01") && contention(b"40001"));
+        assert!(!contention(b"53300") && !contention(b"57014"));
     }
 
     #[test]
