@@ -85,7 +85,7 @@ fn of_two_transactions_that_wait_for_each_other_ours_is_the_one_that_is_rolled_b
         ("database.transaction_budget_ms", 9_000),
         ("kafka.session_timeout_ms", 8_000),
         ("pipeline.drain_ms", 9_000),
-        ("pipeline.stuck_after_ms", 12_000),
+        ("pipeline.stuck_after_ms", 15_000),
     ];
     let engine = limits.into_iter().fold(world.engine().patient(), |engine, (key, value)| engine.set(key, value)).start();
     send(&world, std::slice::from_ref(&order));
