@@ -350,14 +350,14 @@ async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: R
 
 async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days: bool) -> Result<(), store::DbError> {
     let mut session = store.control.get().await?;
-    let (group, topic) = (&config.kafka.group, &config.kafka.topic);
-    let held = held_events::counts(&mut session, group, topic).await?;
-    status.held(held, held_requests::count(&mut session, group, topic).await?);
     // What an owner that never came back has left open: older than any transaction can be.
     attempts::convert_stale(&mut session, config.database.transaction_budget).await?;
     if make_days {
         retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await?;
     }
+    let (group, topic) = (&config.kafka.group, &config.kafka.topic);
+    let held = held_events::counts(&mut session, group, topic).await?;
+    status.held(held, held_requests::count(&mut session, group, topic).await?);
     Ok(())
 }
 

@@ -453,7 +453,7 @@ const HELD: Definition = Definition {
     name: "onceward_held_events",
     kind: Kind::Gauge,
     labels: &[("reason", &[]), ("state", &[])],
-    help: "Held events of this group and topic, by reason and state; every process counts all partitions.",
+    help: "Held events of this group and topic that are open, by reason and state; every process counts all partitions.",
 };
 
 const HELD_REQUESTS: Definition = Definition {

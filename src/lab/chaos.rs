@@ -68,6 +68,8 @@ enum Protocol {
     CooperativeSticky,
     /// All partitions stop.
     Range,
+    /// The broker decides (KIP-848).
+    Broker,
 }
 
 /// How the outcome is written.

@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::crash::CrashPoint;
 use crate::event::Money;
-use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, Outcome, StopFlag};
+use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, HeldReason, Outcome, StopFlag};
 use crate::held::RetryPolicy;
 use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
@@ -32,6 +32,7 @@ use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::{Duplicates, Status};
 use crate::store::consumed_partitions::Doubt;
+use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, processed_events};
@@ -349,7 +350,7 @@ async fn run_window<H: Business>(
     CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
 
-    let mut written = started;
+    let (mut written, mut newly_held) = (started, String::new());
     let error_of = |error| row_error(error, window.records().len(), None, refusal);
     let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
         let claimed = claim(engine, tx, run, &mut batch).await?;
@@ -365,6 +366,7 @@ async fn run_window<H: Business>(
         let held = batch.held();
         let holds = !held.is_empty();
         if holds {
+            newly_held = by_reason(&held);
             held_events::hold(tx, run.source, &held).await.map_err(|error| error_of(error.into()))?;
             CrashPoint::HeldWritten.passed();
         }
@@ -384,12 +386,22 @@ async fn run_window<H: Business>(
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
     CrashPoint::Committed.passed();
+    if !newly_held.is_empty() {
+        warn!(partition = run.partition, held = newly_held, "not applied; `onceward held list` shows them");
+    }
     // Also those given back: what was learned of them is in their attempts' rows now.
     run.answers.forget(batch.ids());
     report(batch.counts());
     report_duplicates(&engine.status, run.replayed_below, batch.duplicates());
     report_age(window);
     Ok(settled)
+}
+
+/// How many of which reason: `2 invalid, 1 unknown`.
+fn by_reason(held: &[NewHeld<'_>]) -> String {
+    let count = |reason: HeldReason| held.iter().filter(|held| held.reason == reason).count();
+    let counts = HeldReason::ALL.into_iter().map(|reason| (count(reason), reason)).filter(|(count, _)| *count > 0);
+    counts.map(|(count, reason)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ")
 }
 
 /// What operators have discarded among records that are read again. There is nothing to ask while the partition moves ahead.

@@ -194,7 +194,7 @@ pub async fn update(s: &mut Session, updates: &[(i64, HeldUpdate)]) -> Result<()
     Ok(())
 }
 
-/// How many events of the group and topic are held, by reason and state.
+/// How many events of the group and topic are held and open, by reason and state. Settled ones are kept for people, and grow in number.
 ///
 /// # Errors
 /// The statement failed, or a row has a reason or state that this program does not know.
@@ -317,7 +317,7 @@ statement! {
     Count<'a> { group: &'a str => Text, topic: &'a str => Text } -> (Text, Text, BigInt) {
         "SELECT reason, state, count(*)
          FROM held_event JOIN consumed_partition ON consumed_partition.id = source_id
-         WHERE consumer_group = :group AND topic = :topic
+         WHERE consumer_group = :group AND topic = :topic AND state IN ('retrying', 'waiting', 'parked', 'queued')
          GROUP BY reason, state"
     }
 }

@@ -264,6 +264,7 @@ fn configuration(protocol: Protocol, brokers: &str, name: &str, database: &str, 
     let protocol = match protocol {
         Protocol::CooperativeSticky => "assignor = \"cooperative-sticky\"",
         Protocol::Range => "assignor = \"range\"",
+        Protocol::Broker => "assignor = \"broker\"",
     };
     format!(
         "[kafka]
