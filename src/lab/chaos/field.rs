@@ -259,7 +259,8 @@ fn lies() -> Vec<Rule> {
     shares.into_iter().zip(1..).map(|((per_mille, act), seed)| Rule::for_share(per_mille, seed, act)).collect()
 }
 
-/// The defaults of time scaled down, the order among them kept, so that what is dead is missed in seconds.
+/// The defaults of time scaled down, the order among them kept, so that what is dead is missed in seconds. In the end only those events are
+/// left that the provider fails for ever; nothing but them would keep the breaker open for minutes, so it takes more of them than there are.
 fn configuration(protocol: Protocol, brokers: &str, name: &str, database: &str, provider: &str) -> String {
     let protocol = match protocol {
         Protocol::CooperativeSticky => "assignor = \"cooperative-sticky\"",
@@ -291,8 +292,10 @@ transaction_budget_ms = 6000
 url = {provider:?}
 call_timeout_ms = 1500
 effect_deadline_ms = 3000
+breaker_failures = 100
 
 [retry]
+max_attempts = 10
 backoff_min_ms = 100
 backoff_max_ms = 1000
 "
