@@ -20,13 +20,13 @@ use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
 use crate::pipeline::lives::{Report, Reported, Wrote};
 use crate::pipeline::refusal::Refusal;
-use crate::pipeline::takeover::Positioned;
+use crate::pipeline::takeover::{Positioned, after_bump};
 use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, Skips, SourceId};
+use crate::store::DbError;
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
-use crate::store::held_turns::{self, OpenHeld};
-use crate::store::{DbError, attempts};
+use crate::store::held_turns::OpenHeld;
 
 /// Hand-overs that may wait; more makes the poll thread wait.
 const MAILBOX: usize = 64;
@@ -420,7 +420,7 @@ impl<H: Business> PartitionActor<H> {
     }
 }
 
-/// Compare-and-set on the epoch, then what every bump is followed by: attempts of the past are converted, and what is open is read.
+/// Compare-and-set on the epoch, then what every bump is followed by.
 async fn take_new_epoch<H: Business>(
     workers: &Workers<H>,
     source: SourceId,
@@ -429,10 +429,7 @@ async fn take_new_epoch<H: Business>(
     let engine = workers.engine();
     let mut session = engine.store.control.get().await.map_err(DbError::from)?;
     let Some(ownership) = consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await? else { return Ok(None) };
-    CrashPoint::Bumped.passed();
-    attempts::convert_leftovers(&mut session, source).await?;
-    CrashPoint::LeftoversConverted.passed();
-    let held = held_turns::open(&mut session, source).await?;
+    let held = after_bump(&mut session, source).await?;
     Ok(Some((ownership, held)))
 }
 

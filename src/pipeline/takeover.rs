@@ -225,10 +225,7 @@ impl Takeover {
                 Some((source, epoch)) => consumed_partitions::rebump(&mut session, source, epoch, &engine.owner).await?,
             };
             let Some(ownership) = ownership else { return Ok(None) };
-            CrashPoint::Bumped.passed();
-            attempts::convert_leftovers(&mut session, ownership.source).await?;
-            CrashPoint::LeftoversConverted.passed();
-            let held = held_turns::open(&mut session, ownership.source).await?;
+            let held = after_bump(&mut session, ownership.source).await?;
             Ok::<_, DbError>(Some((ownership, held)))
         };
         bumped.await.map_err(|error| error.to_string())
@@ -340,6 +337,14 @@ impl Late {
     pub fn blind(&self) -> (i32, NextOffset) {
         (self.takeover.partition, self.fallback)
     }
+}
+
+/// What follows every bump, before the first batch: attempts of the past become rows of their own, and what is open is read.
+pub(super) async fn after_bump(session: &mut Session, source: SourceId) -> Result<OpenHeld, DbError> {
+    CrashPoint::Bumped.passed();
+    attempts::convert_leftovers(session, source).await?;
+    CrashPoint::LeftoversConverted.passed();
+    held_turns::open(session, source).await
 }
 
 /// Writes down, under the fence, that unsettled records are gone. A row that is there already stays; one whose epoch has moved on is for

@@ -76,11 +76,7 @@ fn where_it_is_configured_so_the_partition_goes_on_behind_the_gap_that_it_has_wr
 #[test]
 fn a_topic_that_was_made_anew_and_is_longer_already_stops_the_partition() {
     let world = World::with_partitions(1);
-    let orders = Order::some(10);
-    world.topic.send(orders.iter().map(Order::message));
-    let engine = world.engine().start();
-    eventually_equal("ten are committed", 0, || world.topic.lag(&world.group));
-    assert!(engine.terminate().success());
+    let orders = ten_are_committed(&world);
 
     world.topic.make_anew();
     let others = Order::some(20);
@@ -97,11 +93,7 @@ fn a_topic_that_was_made_anew_and_is_longer_already_stops_the_partition() {
 #[test]
 fn the_record_that_was_settled_last_bears_witness_and_is_not_applied_again() {
     let world = World::with_partitions(1);
-    let orders = Order::some(10);
-    world.topic.send(orders.iter().map(Order::message));
-    let engine = world.engine().start();
-    eventually_equal("ten are committed", 0, || world.topic.lag(&world.group));
-    assert!(engine.terminate().success());
+    let orders = ten_are_committed(&world);
     let later = Order::some(5);
     let engine = world.engine().start();
     world.topic.send(later.iter().map(Order::message));
@@ -160,4 +152,14 @@ fn what_is_not_there_yet_cannot_be_passed_over() {
     }
     assert_eq!(world.database.count("SELECT count(*) FROM consumed_partition WHERE skips IS NOT NULL"), 0);
     assert!(engine.terminate().success());
+}
+
+/// By an engine that has ended since.
+fn ten_are_committed(world: &World) -> Vec<Order> {
+    let orders = Order::some(10);
+    world.topic.send(orders.iter().map(Order::message));
+    let engine = world.engine().start();
+    eventually_equal("ten are committed", 0, || world.topic.lag(&world.group));
+    assert!(engine.terminate().success());
+    orders
 }
