@@ -256,7 +256,7 @@ fn outcome_of(answer: &Answer) -> Outcome {
         Answer::Configuration { wait, .. } | Answer::TooMany { wait } | Answer::NotReached { wait, .. } => {
             Outcome::NotStarted { wait: *wait }
         }
-        Answer::InProgress { error, wait } | Answer::Unknown { error, wait } => unknown(error, *wait),
+        Answer::InProgress { error, wait } | Answer::Unknown { error, wait, .. } => unknown(error, *wait),
         Answer::Unavailable { error, wait } => unknown(error, Some(*wait)),
     }
 }
@@ -346,7 +346,7 @@ mod tests {
             Answer::TooMany { wait },
             Answer::NotReached { error: error.clone(), wait },
             Answer::Unavailable { error: error.clone(), wait },
-            Answer::Unknown { error, wait: None },
+            Answer::Unknown { error, wait: None, served: false },
         ]
     }
 
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn nobody_is_asked_behind_an_event_of_its_sequence_that_may_still_be_charged() {
-        let unknown = || Verdict::Answered(kept(Answer::Unknown { error: "e".to_owned(), wait: None }));
+        let unknown = || Verdict::Answered(kept(Answer::unknown("e".to_owned())));
         let asked = || judged(None, None, None);
         let too_old = || judged(None, None, Some(KnownAttempt { first_attempt_age: 1000 * HOUR, ..known() }));
         let paid = || Verdict::Paid(PaymentStatus::Charged);

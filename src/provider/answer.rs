@@ -93,6 +93,8 @@ pub enum Answer {
         error: String,
         /// When to ask again, if it said so.
         wait: Option<Duration>,
+        /// The provider has worked on the request: it is there, and only what it did before is open.
+        served: bool,
     },
 }
 
@@ -139,10 +141,16 @@ impl Answer {
         let status = reply.status.as_u16();
         let wait = retry_after(reply.headers, profile.retry_after_cap, now);
         let error = || reply.error();
-        let unknown = |error| Self::Unknown { error, wait };
-        let proven = |refused: Self| match reply.doubt(had_unknown, profile) {
-            Some(doubt) => unknown(format!("{}; {doubt}", error())),
-            None => refused,
+        let unknown = |error| Self::Unknown { error, wait, served: false };
+        let proven = |refused: Self| {
+            if reply.is_html() {
+                unknown(format!("{}; it is not the provider who says so", error()))
+            } else if had_unknown && !profile.replays_stored_answers {
+                let error = format!("{}; an earlier answer was unknown, so this proves nothing", error());
+                Self::Unknown { error, wait, served: true }
+            } else {
+                refused
+            }
         };
         match status {
             200..=299 => match charge_id(reply.body, profile) {
@@ -176,7 +184,7 @@ impl Answer {
     /// Anything that went wrong once the request may have been written.
     #[must_use]
     pub const fn unknown(error: String) -> Self {
-        Self::Unknown { error, wait: None }
+        Self::Unknown { error, wait: None, served: false }
     }
 
     /// A configuration answer that only this event gets, while others are served: it is the event that is refused. `had_unknown` as in
@@ -299,17 +307,6 @@ impl Reply<'_> {
     fn is_mismatch(&self, profile: &Profile) -> bool {
         let ErrorFields { r#type, code, message: _ } = self.error_fields();
         profile.is_other_body(&r#type.unwrap_or_default(), &code.unwrap_or_default())
-    }
-
-    /// Why a refusal proves nothing, if so.
-    fn doubt(&self, had_unknown: bool, profile: &Profile) -> Option<&'static str> {
-        if self.is_html() {
-            Some("it is not the provider who says so")
-        } else if had_unknown && !profile.replays_stored_answers {
-            Some("an earlier answer was unknown, so this proves nothing")
-        } else {
-            None
-        }
     }
 
     fn is_html(&self) -> bool {
@@ -440,7 +437,7 @@ mod tests {
         let replays = Profile { replays_stored_answers: true, ..profile() };
         for (status, class) in [(400, "rejected"), (402, "declined"), (422, "rejected")] {
             assert_eq!(with(status, &[], NO, false, &profile()).class(), class);
-            assert_eq!(with(status, &[], NO, true, &profile()).class(), "unknown");
+            assert!(matches!(with(status, &[], NO, true, &profile()), Answer::Unknown { served: true, .. }), "it is there");
             assert_eq!(with(status, &[], NO, true, &replays).class(), class);
         }
         assert_eq!(with(200, &[], CHARGE, true, &profile()).class(), "charged");
@@ -450,7 +447,7 @@ mod tests {
     #[test]
     fn a_refusal_in_html_is_not_the_providers() {
         for status in [200, 400, 402, 422] {
-            assert_eq!(classify(status, HTML).class(), "unknown", "{status}");
+            assert!(matches!(classify(status, HTML), Answer::Unknown { served: false, .. }), "{status}");
             assert_eq!(with(status, &[("content-type", "Text/HTML; charset=utf-8")], "no", false, &profile()).class(), "unknown");
         }
         assert_eq!(classify(402, "").class(), "declined", "an empty body is nobody else's");

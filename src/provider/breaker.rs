@@ -4,7 +4,8 @@
 //! pauses for them share; it does no I/O. If the process dies, the next one begins closed and finds out again.
 //!
 //! Invariant: while it is open nobody is called; when the wait is over one call probes, and until that one is answered nobody else is
-//! called. A failure that is one event's own (its calls fail, others are served) opens it no second time.
+//! called. Who has not failed before probes first. A failure that is one event's own (its calls fail, others are served) opens it no
+//! second time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,8 @@ use crate::metrics;
 
 /// How long it stays open after failures; it doubles with each failed probe, up to the longest.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// By how much an event that has failed before probes later: so long others may show whether the failure was its own.
+const LATER: Duration = Duration::from_millis(500);
 /// When to look again while a probe is on its way.
 const PROBE_LOOK: Duration = Duration::from_millis(100);
 /// Events that met a configuration answer and are remembered. Forgetting one costs one more opening.
@@ -117,16 +120,20 @@ impl Breaker {
         }
         let mut state = self.lock();
         if let Position::Open(opened) = &state.position {
+            let later = if state.has_failed(event_id) { opened.until + LATER } else { opened.until };
+            if let Some(wait) = later.checked_duration_since(now).filter(|wait| !wait.is_zero()) {
+                return Err(wait);
+            }
             state.position = Position::Probing { event_id, opened: opened.clone() };
         }
         Ok(())
     }
 
-    /// Whether the next call is a probe for which another event would be the better one: this one has met a configuration answer.
+    /// Whether the next call is a probe for which another event would be the better one: this one has failed.
     #[must_use]
     pub fn prefers_another(&self, event_id: Uuid) -> bool {
         let state = self.lock();
-        matches!(state.position, Position::Open(_)) && state.refused.contains_key(&event_id)
+        matches!(state.position, Position::Open(_)) && state.has_failed(event_id)
     }
 
     /// Takes the answer to a call that began at `begun`. Out: `true` when a configuration answer is this event's own trouble, because
@@ -204,6 +211,11 @@ impl State {
         metrics::breaker(false);
     }
 
+    /// Its last call failed, and as far as is known that may be its own fault.
+    fn has_failed(&self, event_id: Uuid) -> bool {
+        self.failed.contains(&event_id) || self.refused.contains_key(&event_id)
+    }
+
     fn remember(&mut self, event_id: Uuid, now: Instant) {
         if self.refused.len() >= REMEMBERED {
             self.refused.clear();
@@ -218,12 +230,13 @@ fn sign(answer: &Answer) -> Sign {
         | Answer::Declined { .. }
         | Answer::Rejected { .. }
         | Answer::Mismatch { .. }
-        | Answer::InProgress { .. } => Sign::Served,
+        | Answer::InProgress { .. }
+        | Answer::Unknown { served: true, .. } => Sign::Served,
         Answer::Configuration { error, wait, .. } => Sign::Wait(format!("configuration: {error}"), *wait),
         Answer::TooMany { wait } => Sign::Wait("HTTP 429: too many calls".to_owned(), *wait),
         Answer::Unavailable { error, wait } => Sign::Wait(error.clone(), *wait),
         Answer::NotReached { error, .. } => Sign::Failed(format!("not reached: {error}")),
-        Answer::Unknown { error, .. } => Sign::Failed(error.clone()),
+        Answer::Unknown { error, served: false, .. } => Sign::Failed(error.clone()),
     }
 }
 
@@ -292,11 +305,11 @@ mod tests {
         for event in 0..3 {
             bench.call(event, &lost());
         }
-        for wait in [1, 2, 4, 8, 16, 30, 30] {
+        for (probe, wait) in (10..).zip([1, 2, 4, 8, 16, 30, 30]) {
             assert_eq!(bench.wait(), Some(wait * SECOND));
             bench.now += wait * SECOND;
             assert_eq!(bench.wait(), None);
-            let probe = Uuid::from_u128(1);
+            let probe = Uuid::from_u128(probe);
             bench.breaker.begin(probe, bench.now).unwrap();
             assert_eq!(bench.breaker.begin(Uuid::from_u128(2), bench.now), Err(PROBE_LOOK), "one");
             // A call from before it opened.
@@ -311,6 +324,38 @@ mod tests {
             bench.call(event, &lost());
         }
         assert_eq!(bench.wait(), Some(SECOND), "it has begun anew");
+    }
+
+    #[test]
+    fn who_has_failed_before_probes_later_so_that_another_can_show_whose_fault_it_was() {
+        let mut bench = Bench::new();
+        for event in 0..3 {
+            bench.call(event, &lost());
+        }
+        bench.now += SECOND;
+        let begin = |event| bench.breaker.begin(Uuid::from_u128(event), bench.now);
+        assert!(bench.breaker.prefers_another(Uuid::from_u128(1)) && !bench.breaker.prefers_another(Uuid::from_u128(3)));
+        assert_eq!((begin(0), begin(1)), (Err(LATER), Err(LATER)));
+        assert_eq!(begin(3), Ok(()));
+        bench.breaker.heard(Uuid::from_u128(3), &charged(), bench.now, bench.now);
+        assert_eq!((bench.wait(), begin(0)), (None, Ok(())), "closed: whoever comes");
+
+        for event in 0..3 {
+            bench.call(event, &lost());
+        }
+        bench.now += SECOND + LATER;
+        assert_eq!(bench.call(0, &charged()), Some(false), "nobody else has come");
+        assert_eq!(bench.wait(), None);
+    }
+
+    // Declined for good, after answers that were lost: the more such events there are, the longer it must not be taken for an outage.
+    #[test]
+    fn a_refusal_that_proves_nothing_shows_that_the_provider_is_there() {
+        let bench = Bench::new();
+        for event in 0..10 {
+            bench.call(event, &Answer::Unknown { error: "HTTP 402".to_owned(), wait: None, served: true });
+        }
+        assert_eq!(bench.wait(), None);
     }
 
     #[test]
@@ -334,7 +379,7 @@ mod tests {
         assert_eq!(bench.call(1, &forbidden()), Some(false));
         assert_eq!(bench.wait(), Some(5 * SECOND));
         assert!(bench.breaker.opened().unwrap().reason.starts_with("configuration: "));
-        bench.now += 5 * SECOND;
+        bench.now += 5 * SECOND + LATER;
         assert!(bench.breaker.prefers_another(Uuid::from_u128(1)) && !bench.breaker.prefers_another(Uuid::from_u128(2)));
         assert_eq!(bench.call(1, &forbidden()), Some(false), "still nobody else was served");
         bench.now += 5 * SECOND;
@@ -344,7 +389,7 @@ mod tests {
         assert_eq!(bench.call(1, &forbidden()), Some(true));
         assert_eq!(bench.wait(), None, "it is that event's alone");
         assert_eq!(bench.call(3, &forbidden()), Some(false), "another event's first one is everybody's again");
-        bench.now += 5 * SECOND;
+        bench.now += 5 * SECOND + LATER;
         assert_eq!(bench.call(1, &forbidden()), Some(false), "and so is the next of this one: nobody was served since the third");
     }
 
@@ -357,7 +402,7 @@ mod tests {
         bench.call(1, &forbidden());
         bench.breaker.heard(Uuid::from_u128(2), &charged(), early, bench.now);
         assert_eq!(bench.wait(), Some(5 * SECOND), "nor does it close it");
-        bench.now += 5 * SECOND;
+        bench.now += 5 * SECOND + LATER;
         assert_eq!(bench.call(1, &forbidden()), Some(false));
     }
 }

@@ -35,6 +35,7 @@ mod sigterm_under_load_ends_in_order;
 mod support;
 mod the_database_went_back_in_time;
 mod the_death_of_a_part_loses_nothing;
+mod the_demo_adds_up;
 mod the_documents_name_what_exists;
 mod the_first_event_of_a_batch_fails_and_the_rest_commit;
 mod the_harness_itself;
