@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<bool> {
 fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
     let started = Instant::now();
     let say = |line: String| eprintln!("{:6.1} s  {line}", started.elapsed().as_secs_f32());
-    let tell = |stalled: Vec<i32>| stalled.into_iter().for_each(|partition| say(format!("partition {partition} stands still")));
+    let tell = |news: Vec<String>| news.into_iter().for_each(&say);
     field.produce(Source::File(field.file("poison", &mischief::poison())?))?;
     field.engines.start_all()?;
     let load = field.produce_beside(args.rate, args.duration, args.seed);

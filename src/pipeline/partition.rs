@@ -32,10 +32,12 @@ use crate::store::held_turns::OpenHeld;
 const MAILBOX: usize = 64;
 /// A batch after one that gave events back has so many at least: the first may be refused for itself, and another must show it.
 const PROBE_BATCH: usize = 8;
-/// By what a batch shrinks that ran into another transaction's lock: in three steps the event in question stands alone.
-const CONTENDED_PART: usize = 8;
+/// By what a batch shrinks that was interrupted. After another transaction's lock: in three steps the event in question stands alone.
+const INTERRUPTED_PART: usize = 8;
 /// Waits between tries while the database is away: from the first to the longest.
 const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Once the database has answered again, waits go on as after so many outages, until a batch has committed.
+const BACK: u32 = 2;
 
 /// The actor.
 #[derive(Debug)]
@@ -315,11 +317,14 @@ impl<H: Business> PartitionActor<H> {
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
         self.workers.engine().status.partition_paused(self.partition, self.epoch, Some(again.error));
         self.state = State::Busy;
+        let part = self.batch_max.min(self.window.len()) / INTERRUPTED_PART;
         let wait = if again.contention {
             // It has waited for the lock already. What comes before the event that somebody else holds goes round it in a smaller batch.
-            self.batch_max = (self.batch_max.min(self.window.len()) / CONTENDED_PART).max(1);
+            self.batch_max = part.max(1);
             OUTAGE_BACKOFF.0
         } else {
+            // Troubles come in swarms: what is done quickly is done before the next one.
+            self.batch_max = part.max(PROBE_BATCH).min(self.batch_max);
             OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1)
         };
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);
@@ -352,6 +357,7 @@ impl<H: Business> PartitionActor<H> {
             self.end(Report::WentBack(words), ctx);
         } else {
             info!(partition = self.partition, epoch = ownership.epoch.0, "took a new epoch after an outage");
+            self.outages = self.outages.min(BACK);
             self.workers.engine().status.epoch(self.partition, self.epoch, ownership.epoch);
             self.epoch = ownership.epoch;
             self.written = Written::known(ownership.next_offset);

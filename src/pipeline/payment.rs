@@ -141,8 +141,8 @@ impl Desk {
         Self { client, permits: Arc::new(Semaphore::new(max_in_flight)), breaker }
     }
 
-    /// One batch, to its end: each permit goes to the startable charge with the lowest offset (a probe to one that has not been
-    /// refused before, if there is one: the refusal may be the event's own).
+    /// One batch, to its end: each permit goes to the startable charge with the lowest offset (a probe to one that has not
+    /// failed before, if there is one: the failure may be the event's own).
     async fn charge_all(&self, batch: &ChargeBatch) -> Vec<Called> {
         let mut queue = Queue::new(&batch.charges);
         let mut open = FuturesUnordered::new();
@@ -167,8 +167,11 @@ impl Desk {
                 Some((index, called)) = open.next(), if !open.is_empty() => queue.done(index, called),
                 granted = permit.get_or_insert_with(|| self.permit()), if some_ready => {
                     permit = None;
-                    let served_before = |index: &&usize| !self.breaker.prefers_another(batch.charges[**index].event_id);
-                    if let Some(index) = queue.ready.iter().find(served_before).or(queue.ready.first()).copied() {
+                    let good_probe = |index: &&usize| {
+                        let charge = &batch.charges[**index];
+                        !self.breaker.prefers_another(charge.event_id, charge.unknown_before > 0)
+                    };
+                    if let Some(index) = queue.ready.iter().find(good_probe).or(queue.ready.first()).copied() {
                         queue.ready.remove(&index);
                         open.push(async move { (index, self.charge(batch, &batch.charges[index], granted).await) });
                     }
@@ -191,11 +194,12 @@ impl Desk {
     async fn charge(&self, batch: &ChargeBatch, charge: &Charge, _permit: OwnedSemaphorePermit) -> Called {
         let Charge { event_id, digest, ref body, unknown_before, .. } = *charge;
         let begun = Instant::now();
-        if let Err(wait) = self.may_start(batch).and_then(|()| self.breaker.begin(event_id, begun)) {
-            return Called::NotStarted { wait };
-        }
         let before = batch.answers.get(event_id);
         let not_written = before.as_ref().map_or(0, |kept| kept.unknown_answers);
+        let had_unknown = unknown_before + not_written > 0;
+        if let Err(wait) = self.may_start(batch).and_then(|()| self.breaker.begin(event_id, had_unknown, begun)) {
+            return Called::NotStarted { wait };
+        }
         let keep = |answer: Answer, posted| Kept {
             unknown_answers: not_written + i32::from(answer.is_unknown()),
             attempts: unknown_before + not_written + 1,
@@ -206,7 +210,6 @@ impl Desk {
         };
         // If this call ends in any other way than by its answer, this is what is known.
         batch.answers.keep(event_id, keep(Answer::unknown("the call was cut off on our side".to_owned()), true));
-        let had_unknown = unknown_before + not_written > 0;
         let (mut answer, posted) = self.ask(batch, charge, had_unknown).await;
         CrashPoint::Answered.passed();
         metrics::provider_call(call_class(&answer), begun.elapsed());

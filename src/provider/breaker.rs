@@ -20,7 +20,7 @@ use crate::metrics;
 /// How long it stays open after failures; it doubles with each failed probe, up to the longest.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// By how much an event that has failed before probes later: so long others may show whether the failure was its own.
-const LATER: Duration = Duration::from_millis(500);
+const LATER: Duration = Duration::from_secs(1);
 /// When to look again while a probe is on its way.
 const PROBE_LOOK: Duration = Duration::from_millis(100);
 /// Events that met a configuration answer and are remembered. Forgetting one costs one more opening.
@@ -111,16 +111,17 @@ impl Breaker {
     }
 
     /// A call for this event begins now, unless nobody may be called: then how long not. Its answer must be [told](Self::heard).
+    /// `had_unknown`: an earlier answer for it was unknown.
     ///
     /// # Errors
     /// The wait.
-    pub fn begin(&self, event_id: Uuid, now: Instant) -> Result<(), Duration> {
+    pub fn begin(&self, event_id: Uuid, had_unknown: bool, now: Instant) -> Result<(), Duration> {
         if let Some(wait) = self.wait(now) {
             return Err(wait);
         }
         let mut state = self.lock();
         if let Position::Open(opened) = &state.position {
-            let later = if state.has_failed(event_id) { opened.until + LATER } else { opened.until };
+            let later = if had_unknown || state.has_failed(event_id) { opened.until + LATER } else { opened.until };
             if let Some(wait) = later.checked_duration_since(now).filter(|wait| !wait.is_zero()) {
                 return Err(wait);
             }
@@ -129,11 +130,12 @@ impl Breaker {
         Ok(())
     }
 
-    /// Whether the next call is a probe for which another event would be the better one: this one has failed.
+    /// Whether the next call is a probe for which another event would be the better one: this one has failed. `had_unknown` as in
+    /// [`Self::begin`].
     #[must_use]
-    pub fn prefers_another(&self, event_id: Uuid) -> bool {
+    pub fn prefers_another(&self, event_id: Uuid, had_unknown: bool) -> bool {
         let state = self.lock();
-        matches!(state.position, Position::Open(_)) && state.has_failed(event_id)
+        matches!(state.position, Position::Open(_)) && (had_unknown || state.has_failed(event_id))
     }
 
     /// Takes the answer to a call that began at `begun`. Out: `true` when a configuration answer is this event's own trouble, because
@@ -259,7 +261,7 @@ mod tests {
 
         /// One call to its end; `None` when it may not begin.
         fn call(&self, event: u128, answer: &Answer) -> Option<bool> {
-            self.breaker.begin(Uuid::from_u128(event), self.now).ok()?;
+            self.breaker.begin(Uuid::from_u128(event), false, self.now).ok()?;
             Some(self.breaker.heard(Uuid::from_u128(event), answer, self.now, self.now))
         }
 
@@ -310,8 +312,8 @@ mod tests {
             bench.now += wait * SECOND;
             assert_eq!(bench.wait(), None);
             let probe = Uuid::from_u128(probe);
-            bench.breaker.begin(probe, bench.now).unwrap();
-            assert_eq!(bench.breaker.begin(Uuid::from_u128(2), bench.now), Err(PROBE_LOOK), "one");
+            bench.breaker.begin(probe, false, bench.now).unwrap();
+            assert_eq!(bench.breaker.begin(Uuid::from_u128(2), false, bench.now), Err(PROBE_LOOK), "one");
             // A call from before it opened.
             bench.breaker.heard(Uuid::from_u128(9), &charged(), bench.now, bench.now);
             assert_eq!(bench.wait(), Some(PROBE_LOOK), "only the probe decides");
@@ -333,9 +335,14 @@ mod tests {
             bench.call(event, &lost());
         }
         bench.now += SECOND;
-        let begin = |event| bench.breaker.begin(Uuid::from_u128(event), bench.now);
-        assert!(bench.breaker.prefers_another(Uuid::from_u128(1)) && !bench.breaker.prefers_another(Uuid::from_u128(3)));
+        let begin = |event| bench.breaker.begin(Uuid::from_u128(event), false, bench.now);
+        assert!(
+            bench.breaker.prefers_another(Uuid::from_u128(1), false) && !bench.breaker.prefers_another(Uuid::from_u128(3), false)
+        );
         assert_eq!((begin(0), begin(1)), (Err(LATER), Err(LATER)));
+        let retried = Uuid::from_u128(4);
+        assert!(bench.breaker.prefers_another(retried, true));
+        assert_eq!(bench.breaker.begin(retried, true, bench.now), Err(LATER), "it failed before somebody was served in between");
         assert_eq!(begin(3), Ok(()));
         bench.breaker.heard(Uuid::from_u128(3), &charged(), bench.now, bench.now);
         assert_eq!((bench.wait(), begin(0)), (None, Ok(())), "closed: whoever comes");
@@ -362,8 +369,8 @@ mod tests {
     fn a_provider_that_names_a_wait_gets_it_and_a_shorter_one_does_not_undo_a_longer() {
         let mut bench = Bench::new();
         let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        bench.breaker.begin(first, bench.now).unwrap();
-        bench.breaker.begin(second, bench.now).unwrap();
+        bench.breaker.begin(first, false, bench.now).unwrap();
+        bench.breaker.begin(second, false, bench.now).unwrap();
         bench.breaker.heard(first, &Answer::Unavailable { error: "HTTP 503".to_owned(), wait: 9 * SECOND }, bench.now, bench.now);
         bench.breaker.heard(second, &Answer::TooMany { wait: SECOND }, bench.now, bench.now);
         assert_eq!(bench.wait(), Some(9 * SECOND));
@@ -380,11 +387,13 @@ mod tests {
         assert_eq!(bench.wait(), Some(5 * SECOND));
         assert!(bench.breaker.opened().unwrap().reason.starts_with("configuration: "));
         bench.now += 5 * SECOND + LATER;
-        assert!(bench.breaker.prefers_another(Uuid::from_u128(1)) && !bench.breaker.prefers_another(Uuid::from_u128(2)));
+        assert!(
+            bench.breaker.prefers_another(Uuid::from_u128(1), false) && !bench.breaker.prefers_another(Uuid::from_u128(2), false)
+        );
         assert_eq!(bench.call(1, &forbidden()), Some(false), "still nobody else was served");
         bench.now += 5 * SECOND;
         assert_eq!(bench.call(2, &charged()), Some(false));
-        assert!(!bench.breaker.prefers_another(Uuid::from_u128(1)), "closed: in their order");
+        assert!(!bench.breaker.prefers_another(Uuid::from_u128(1), false), "closed: in their order");
         bench.now += SECOND;
         assert_eq!(bench.call(1, &forbidden()), Some(true));
         assert_eq!(bench.wait(), None, "it is that event's alone");
@@ -397,7 +406,7 @@ mod tests {
     fn a_call_that_began_before_proves_nothing() {
         let mut bench = Bench::new();
         let early = bench.now;
-        bench.breaker.begin(Uuid::from_u128(2), early).unwrap();
+        bench.breaker.begin(Uuid::from_u128(2), false, early).unwrap();
         bench.now += SECOND;
         bench.call(1, &forbidden());
         bench.breaker.heard(Uuid::from_u128(2), &charged(), early, bench.now);

@@ -75,8 +75,9 @@ impl DbError {
     /// Another transaction stood in the way: it is over soon, or this one can go round it.
     #[must_use]
     pub fn is_contention(&self) -> bool {
-        // lock_not_available, and the class of deadlocks and serialization failures.
-        self.sqlstate().is_some_and(|state| state == "55P03" || state.starts_with("40"))
+        // lock_not_available; query_canceled, because several waits for locks add up to a statement's limit before one of them comes to
+        // its own; and the class of deadlocks and serialization failures.
+        self.sqlstate().is_some_and(|state| state == "55P03" || state == "57014" || state.starts_with("40"))
     }
 
     /// The server's SQLSTATE; of a lost connection the one with which it said goodbye, if it did.
@@ -219,8 +220,8 @@ mod tests {
             assert_eq!(class(code), expected, "{}", String::from_utf8_lossy(code));
         }
         let contention = |code: &[u8; 5]| DbError::server("test", SqlState(*code), "").is_contention();
-        assert!(contention(b"55P03") && contention(b"40P01") && contention(b"40001"));
-        assert!(!contention(b"53300") && !contention(b"57014"));
+        assert!(contention(b"55P03") && contention(b"57014") && contention(b"40P01") && contention(b"40001"));
+        assert!(!contention(b"53300") && !contention(b"57P01"));
     }
 
     #[test]

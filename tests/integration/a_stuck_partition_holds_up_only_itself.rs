@@ -33,6 +33,33 @@ fn the_others_are_read_and_applied_while_one_partitions_row_is_locked() {
     assert!(engine.terminate().success());
 }
 
+#[test]
+fn claims_that_a_trigger_swallows_stop_their_partition_and_are_never_taken_for_duplicates() {
+    let world = World::with_partitions(2);
+    let (swallowed, other) = (Order::new(), Order::new());
+    world.database.execute(&format!(
+        "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+         CREATE TRIGGER swallow BEFORE INSERT ON processed_event
+         FOR EACH ROW WHEN (NEW.event_id = '{}') EXECUTE FUNCTION swallow()",
+        swallowed.event_id
+    ));
+    let engine = world.engine().start();
+    world.topic.send([swallowed.message().partition(0), other.message().partition(1)]);
+    let stopped = || engine.status()["partitions"][0]["stopped"].as_str().map(str::to_owned);
+    let reason = eventually("its partition stops", stopped);
+    assert!(reason.contains("neither inserted nor found"), "{reason}");
+    eventually("readiness names it", || {
+        engine.get("/ready").is_some_and(|(code, body)| code == 503 && body.contains("stopped: 0"))
+    });
+    eventually_equal("the other goes on", 1, || world.database.count("SELECT count(*) FROM payment"));
+    assert_eq!(world.database.count("SELECT count(*) FROM consumed_partition WHERE partition = 0 AND next_offset > 0"), 0);
+    assert!(engine.terminate().success());
+
+    world.database.execute("DROP TRIGGER swallow ON processed_event");
+    let _repaired = world.engine().start();
+    assert_the_books_agree(&world, &world.provider, [&swallowed, &other]);
+}
+
 // CASES F08, B17
 #[test]
 fn a_record_larger_than_a_fetch_gets_through() {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use onceward::lab::broker::MockBroker;
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Rule};
 
@@ -50,6 +51,31 @@ fn ends_in_order(signal: Signal) {
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 0.0, "nothing was read twice");
     assert_charged_once(stub, &orders);
     assert_eq!(stub.calls().posts, 1_000, "nobody was asked twice");
+}
+
+// CASES B18. Nobody can be told the offsets or that the member leaves; the database knows them, and the session ends by itself.
+#[test]
+fn sigterm_while_the_broker_is_gone_ends_in_bounded_time() {
+    /// `pipeline.drain_ms` of the tests, and what the process then gives itself for committing and leaving.
+    const BOUND: Duration = Duration::from_secs(5 + 10);
+    let world = World::new();
+    let broker = MockBroker::start(world.topic.name(), 3).expect("a broker");
+    let engine = world.engine().set("kafka.brokers", broker.bootstrap_servers()).assignor("range");
+    // So late that the last offsets are still to be committed when the broker goes.
+    let engine = engine.set("kafka.commit_interval_ms", 5_000);
+    let produced = engine.clone().run_to_end(&["produce", "--count", "60"]);
+    assert!(produced.status.success(), "{}", String::from_utf8_lossy(&produced.stderr));
+    let mut engine = engine.start();
+    eventually_equal("all is paid", 60, || world.database.count("SELECT count(*) FROM payment"));
+    assert!(broker.committed(&world.group).expect("it answers").iter().any(Option::is_none), "not all of it is committed");
+
+    drop(broker);
+    let asked = Instant::now();
+    engine.signal(Signal::Term);
+    let ended = engine.wait();
+    assert!(asked.elapsed() < BOUND + Duration::from_secs(5), "it took {:?}", asked.elapsed());
+    assert!(matches!(ended.code(), Some(0 | 1)), "it ended by itself, and not by a crash: {ended}");
+    assert_eq!(world.database.count("SELECT count(*) FROM attempt_batch"), 0);
 }
 
 fn frontiers(world: &World) -> BTreeMap<i32, i64> {

@@ -50,6 +50,12 @@ fn a_dead_offset_actor_ends_the_process() {
     takes_the_process_with_it("offsets_committed:panic", "OffsetActor");
 }
 
+// CASES C02
+#[test]
+fn a_dead_payment_actor_ends_the_process_and_what_it_had_begun_is_charged_once() {
+    takes_the_process_with_it("answered:panic", "PaymentActor");
+}
+
 /// The same process goes on and settles everything.
 fn is_replaced(points: &str) -> (World, Engine) {
     let world = World::with_partitions(2);

@@ -1,6 +1,6 @@
 //! How long a partition stands still though it could go on.
 //!
-//! In: where each partition stands, look by look. Out: the longest stall. It owns a clock per partition.
+//! In: where each partition stands, look by look. Out: each long stall in words, and the longest. It owns a clock per partition.
 //!
 //! Invariant: a partition's clock runs only while it has work and while database, provider and one engine are there; it begins anew with
 //! each step that the partition makes, and only then.
@@ -18,6 +18,8 @@ pub struct Watch {
     partitions: BTreeMap<i32, Standing>,
     looked: Option<Look>,
     longest: Duration,
+    /// Long stalls that have begun or ended since the last look.
+    news: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -42,14 +44,14 @@ pub struct Position {
     pub end: i64,
 }
 
-/// A stall that lasts longer is told while it lasts, so that whoever looks at the logs knows where.
+/// A stall that lasts longer is told while it lasts and when it ends, so that whoever looks at the logs knows where.
 const WORTH_TELLING: Duration = Duration::from_secs(10);
 /// Between two looks: each asks the broker for every partition's end.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 impl Watch {
-    /// Looks where the partitions stand, if it is time. Out: the partitions that have stood still for long, each told once.
-    pub fn look(&mut self, field: &Field) -> Result<Vec<i32>> {
+    /// Looks where the partitions stand, if it is time. Out: long stalls that have begun or ended, in words.
+    pub fn look(&mut self, field: &Field) -> Result<Vec<String>> {
         let now = Instant::now();
         if self.looked.is_some_and(|look| now - look.at < INTERVAL) {
             return Ok(Vec::new());
@@ -58,14 +60,7 @@ impl Watch {
         // A database that is away tells nothing; nobody could have gone on without it either.
         let positions = if could_go_on { field.positions()? } else { BTreeMap::new() };
         self.note(now, could_go_on, &positions);
-        let mut stalled = Vec::new();
-        for (partition, standing) in &mut self.partitions {
-            if standing.stalled >= WORTH_TELLING && !standing.told {
-                standing.told = true;
-                stalled.push(*partition);
-            }
-        }
-        Ok(stalled)
+        Ok(std::mem::take(&mut self.news))
     }
 
     /// Partitions that have been worked on.
@@ -84,10 +79,17 @@ impl Watch {
         for (partition, position) in positions {
             let standing = self.partitions.entry(*partition).or_insert_with(|| Standing::at(position));
             if position.next_offset != standing.next_offset || position.next_offset >= position.end {
+                if standing.told {
+                    self.news.push(format!("partition {partition} moves again, after {} ms", standing.stalled.as_millis()));
+                }
                 *standing = Standing::at(position);
             } else {
                 standing.stalled += passed;
                 self.longest = self.longest.max(standing.stalled);
+                if standing.stalled >= WORTH_TELLING && !standing.told {
+                    standing.told = true;
+                    self.news.push(format!("partition {partition} stands still"));
+                }
             }
         }
     }
