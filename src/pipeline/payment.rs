@@ -197,9 +197,10 @@ impl Desk {
         let before = batch.answers.get(event_id);
         let not_written = before.as_ref().map_or(0, |kept| kept.unknown_answers);
         let had_unknown = unknown_before + not_written > 0;
-        if let Err(wait) = self.may_start(batch).and_then(|()| self.breaker.begin(event_id, had_unknown, begun)) {
-            return Called::NotStarted { wait };
-        }
+        let call = match self.may_start(batch).and_then(|()| self.breaker.begin(event_id, had_unknown, begun)) {
+            Ok(call) => call,
+            Err(wait) => return Called::NotStarted { wait },
+        };
         let keep = |answer: Answer, posted| Kept {
             unknown_answers: not_written + i32::from(answer.is_unknown()),
             attempts: unknown_before + not_written + 1,
@@ -213,7 +214,7 @@ impl Desk {
         let (mut answer, posted) = self.ask(batch, charge, had_unknown).await;
         CrashPoint::Answered.passed();
         metrics::provider_call(call_class(&answer), begun.elapsed());
-        if self.breaker.heard(event_id, &answer, begun, Instant::now()) {
+        if call.heard(&answer, Instant::now()) {
             answer = answer.of_one_event(had_unknown);
         }
         if let Answer::TooMany { wait } | Answer::NotReached { wait, .. } = answer {

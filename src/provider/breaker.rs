@@ -110,12 +110,12 @@ impl Breaker {
         }
     }
 
-    /// A call for this event begins now, unless nobody may be called: then how long not. Its answer must be [told](Self::heard).
-    /// `had_unknown`: an earlier answer for it was unknown.
+    /// A call for this event begins now, unless nobody may be called: then how long not. `had_unknown`: an earlier answer for it was
+    /// unknown.
     ///
     /// # Errors
     /// The wait.
-    pub fn begin(&self, event_id: Uuid, had_unknown: bool, now: Instant) -> Result<(), Duration> {
+    pub fn begin(&self, event_id: Uuid, had_unknown: bool, now: Instant) -> Result<Begun, Duration> {
         if let Some(wait) = self.wait(now) {
             return Err(wait);
         }
@@ -127,7 +127,7 @@ impl Breaker {
             }
             state.position = Position::Probing { event_id, opened: opened.clone() };
         }
-        Ok(())
+        Ok(Begun { breaker: self.clone(), event_id, at: now, is_open: true })
     }
 
     /// Whether the next call is a probe for which another event would be the better one: this one has failed. `had_unknown` as in
@@ -138,9 +138,7 @@ impl Breaker {
         matches!(state.position, Position::Open(_)) && (had_unknown || state.has_failed(event_id))
     }
 
-    /// Takes the answer to a call that began at `begun`. Out: `true` when a configuration answer is this event's own trouble, because
-    /// another one was served since it met one before.
-    pub fn heard(&self, event_id: Uuid, answer: &Answer, begun: Instant, now: Instant) -> bool {
+    fn heard(&self, event_id: Uuid, answer: &Answer, begun: Instant, now: Instant) -> bool {
         let mut state = self.lock();
         let configuration = matches!(answer, Answer::Configuration { .. });
         let own_trouble = configuration
@@ -180,9 +178,45 @@ impl Breaker {
         own_trouble
     }
 
+    /// A call has ended without an answer. If it was the probe, another may follow at once.
+    fn abandoned(&self, event_id: Uuid) {
+        let mut state = self.lock();
+        if let Position::Probing { event_id: probe, opened } = &state.position
+            && *probe == event_id
+        {
+            state.position = Position::Open(opened.clone());
+        }
+    }
+
     /// A panic while it is locked leaves at most a wait that is too long.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call on its way. Dropped without an answer (its task panicked or was dropped), it leaves the probe to another.
+#[derive(Debug)]
+pub struct Begun {
+    breaker: Breaker,
+    event_id: Uuid,
+    at: Instant,
+    is_open: bool,
+}
+
+impl Begun {
+    /// Takes the call's answer. Out: `true` when a configuration answer is this event's own trouble, because another one was served
+    /// since it met one before.
+    pub fn heard(mut self, answer: &Answer, now: Instant) -> bool {
+        self.is_open = false;
+        self.breaker.heard(self.event_id, answer, self.at, now)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.breaker.abandoned(self.event_id);
+        }
     }
 }
 
@@ -259,10 +293,13 @@ mod tests {
             Self { breaker: Breaker::new(3), now: Instant::now() }
         }
 
+        fn begin(&self, event: u128) -> Result<Begun, Duration> {
+            self.breaker.begin(Uuid::from_u128(event), false, self.now)
+        }
+
         /// One call to its end; `None` when it may not begin.
         fn call(&self, event: u128, answer: &Answer) -> Option<bool> {
-            self.breaker.begin(Uuid::from_u128(event), false, self.now).ok()?;
-            Some(self.breaker.heard(Uuid::from_u128(event), answer, self.now, self.now))
+            Some(self.begin(event).ok()?.heard(answer, self.now))
         }
 
         fn wait(&self) -> Option<Duration> {
@@ -304,6 +341,8 @@ mod tests {
     #[test]
     fn after_the_wait_one_call_probes_and_its_answer_decides() {
         let mut bench = Bench::new();
+        // From before it opened.
+        let mut early: Vec<Begun> = (100..107).map(|event| bench.begin(event).unwrap()).collect();
         for event in 0..3 {
             bench.call(event, &lost());
         }
@@ -311,13 +350,11 @@ mod tests {
             assert_eq!(bench.wait(), Some(wait * SECOND));
             bench.now += wait * SECOND;
             assert_eq!(bench.wait(), None);
-            let probe = Uuid::from_u128(probe);
-            bench.breaker.begin(probe, false, bench.now).unwrap();
-            assert_eq!(bench.breaker.begin(Uuid::from_u128(2), false, bench.now), Err(PROBE_LOOK), "one");
-            // A call from before it opened.
-            bench.breaker.heard(Uuid::from_u128(9), &charged(), bench.now, bench.now);
+            let probe = bench.begin(probe).unwrap();
+            assert_eq!(bench.begin(2).unwrap_err(), PROBE_LOOK, "one");
+            early.pop().unwrap().heard(&charged(), bench.now);
             assert_eq!(bench.wait(), Some(PROBE_LOOK), "only the probe decides");
-            bench.breaker.heard(probe, &lost(), bench.now, bench.now);
+            probe.heard(&lost(), bench.now);
         }
         bench.now += 30 * SECOND;
         assert_eq!(bench.call(5, &charged()), Some(false));
@@ -335,24 +372,38 @@ mod tests {
             bench.call(event, &lost());
         }
         bench.now += SECOND;
-        let begin = |event| bench.breaker.begin(Uuid::from_u128(event), false, bench.now);
         assert!(
             bench.breaker.prefers_another(Uuid::from_u128(1), false) && !bench.breaker.prefers_another(Uuid::from_u128(3), false)
         );
-        assert_eq!((begin(0), begin(1)), (Err(LATER), Err(LATER)));
+        assert_eq!((bench.begin(0).unwrap_err(), bench.begin(1).unwrap_err()), (LATER, LATER));
         let retried = Uuid::from_u128(4);
         assert!(bench.breaker.prefers_another(retried, true));
-        assert_eq!(bench.breaker.begin(retried, true, bench.now), Err(LATER), "it failed before somebody was served in between");
-        assert_eq!(begin(3), Ok(()));
-        bench.breaker.heard(Uuid::from_u128(3), &charged(), bench.now, bench.now);
-        assert_eq!((bench.wait(), begin(0)), (None, Ok(())), "closed: whoever comes");
+        let early = bench.breaker.begin(retried, true, bench.now).unwrap_err();
+        assert_eq!(early, LATER, "it failed before somebody was served in between");
+        bench.call(3, &charged());
+        assert_eq!((bench.wait(), bench.call(0, &lost())), (None, Some(false)), "closed: whoever comes");
 
-        for event in 0..3 {
+        for event in 1..3 {
             bench.call(event, &lost());
         }
         bench.now += SECOND + LATER;
         assert_eq!(bench.call(0, &charged()), Some(false), "nobody else has come");
         assert_eq!(bench.wait(), None);
+    }
+
+    #[test]
+    fn a_probe_that_ends_without_an_answer_leaves_its_place_to_another() {
+        let mut bench = Bench::new();
+        for event in 0..3 {
+            bench.call(event, &lost());
+        }
+        bench.now += SECOND;
+        let (other, probe) = (bench.begin(3).unwrap(), bench.begin(4));
+        assert_eq!(probe.unwrap_err(), PROBE_LOOK);
+        drop(other);
+        assert_eq!(bench.wait(), None);
+        assert_eq!(bench.call(4, &charged()), Some(false));
+        assert_eq!(bench.breaker.opened(), None);
     }
 
     // Declined for good, after answers that were lost: the more such events there are, the longer it must not be taken for an outage.
@@ -368,11 +419,9 @@ mod tests {
     #[test]
     fn a_provider_that_names_a_wait_gets_it_and_a_shorter_one_does_not_undo_a_longer() {
         let mut bench = Bench::new();
-        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        bench.breaker.begin(first, false, bench.now).unwrap();
-        bench.breaker.begin(second, false, bench.now).unwrap();
-        bench.breaker.heard(first, &Answer::Unavailable { error: "HTTP 503".to_owned(), wait: 9 * SECOND }, bench.now, bench.now);
-        bench.breaker.heard(second, &Answer::TooMany { wait: SECOND }, bench.now, bench.now);
+        let (first, second) = (bench.begin(1).unwrap(), bench.begin(2).unwrap());
+        first.heard(&Answer::Unavailable { error: "HTTP 503".to_owned(), wait: 9 * SECOND }, bench.now);
+        second.heard(&Answer::TooMany { wait: SECOND }, bench.now);
         assert_eq!(bench.wait(), Some(9 * SECOND));
         assert_eq!(bench.breaker.opened().unwrap().reason, "HTTP 503");
         bench.now += 9 * SECOND;
@@ -405,11 +454,10 @@ mod tests {
     #[test]
     fn a_call_that_began_before_proves_nothing() {
         let mut bench = Bench::new();
-        let early = bench.now;
-        bench.breaker.begin(Uuid::from_u128(2), false, early).unwrap();
+        let early = bench.begin(2).unwrap();
         bench.now += SECOND;
         bench.call(1, &forbidden());
-        bench.breaker.heard(Uuid::from_u128(2), &charged(), early, bench.now);
+        early.heard(&charged(), bench.now);
         assert_eq!(bench.wait(), Some(5 * SECOND), "nor does it close it");
         bench.now += 5 * SECOND + LATER;
         assert_eq!(bench.call(1, &forbidden()), Some(false));

@@ -50,12 +50,6 @@ fn a_dead_offset_actor_ends_the_process() {
     takes_the_process_with_it("offsets_committed:panic", "OffsetActor");
 }
 
-// CASES C02
-#[test]
-fn a_dead_payment_actor_ends_the_process_and_what_it_had_begun_is_charged_once() {
-    takes_the_process_with_it("answered:panic", "PaymentActor");
-}
-
 /// The same process goes on and settles everything.
 fn is_replaced(points: &str) -> (World, Engine) {
     let world = World::with_partitions(2);
@@ -100,6 +94,21 @@ fn a_dedup_actor_that_dies_between_charge_and_commit_leaves_nothing_done_twice()
 #[test]
 fn a_dedup_actor_that_dies_after_commit_leaves_nothing_done_twice() {
     let (_world, engine) = is_replaced("committed:panic");
+    assert!(engine.terminate().success());
+}
+
+// CASES C13
+#[test]
+fn a_panic_among_a_batchs_calls_leaves_unknown_answers_and_everybody_goes_on() {
+    let world = World::with_partitions(2);
+    let orders = Order::some(40);
+    world.topic.send(orders.iter().map(Order::message));
+    let engine = armed(&world, "answered:panic:5").start();
+    assert_the_books_agree(&world, &world.provider, &orders);
+    assert!(engine.log().contains("the payment actor did not answer"), "{}", engine.log());
+    assert!(world.provider.calls().posts > 40, "what had begun was asked for again");
+    assert_eq!(world.provider.calls().bodies_changed, 0);
+    assert!(engine.is_ready() && engine.is_live());
     assert!(engine.terminate().success());
 }
 
