@@ -293,6 +293,15 @@ mod tests {
             Self { breaker: Breaker::new(3), now: Instant::now() }
         }
 
+        /// Open for a second, after the failures of 0, 1 and 2.
+        fn after_three_failures() -> Self {
+            let bench = Self::new();
+            for event in 0..3 {
+                bench.call(event, &lost());
+            }
+            bench
+        }
+
         fn begin(&self, event: u128) -> Result<Begun, Duration> {
             self.breaker.begin(Uuid::from_u128(event), false, self.now)
         }
@@ -367,10 +376,7 @@ mod tests {
 
     #[test]
     fn who_has_failed_before_probes_later_so_that_another_can_show_whose_fault_it_was() {
-        let mut bench = Bench::new();
-        for event in 0..3 {
-            bench.call(event, &lost());
-        }
+        let mut bench = Bench::after_three_failures();
         bench.now += SECOND;
         assert!(
             bench.breaker.prefers_another(Uuid::from_u128(1), false) && !bench.breaker.prefers_another(Uuid::from_u128(3), false)
@@ -393,10 +399,7 @@ mod tests {
 
     #[test]
     fn a_probe_that_ends_without_an_answer_leaves_its_place_to_another() {
-        let mut bench = Bench::new();
-        for event in 0..3 {
-            bench.call(event, &lost());
-        }
+        let mut bench = Bench::after_three_failures();
         bench.now += SECOND;
         let (other, probe) = (bench.begin(3).unwrap(), bench.begin(4));
         assert_eq!(probe.unwrap_err(), PROBE_LOOK);

@@ -6,8 +6,8 @@ use onceward::lab::provider_stub::{LedgerStatus, ProviderStub};
 
 use super::{Order, World, assert_charged_once, eventually_equal};
 
-/// Waits until Kafka has every record's offset and nothing waits to be tried again, and compares: for each of these orders one charge, one row that names this charge, one
-/// claim, and no attempt left open; nothing else anywhere.
+/// Waits until Kafka has every record's offset and nothing waits to be tried again, and compares: for each of these orders one charge, one
+/// row that names this charge, one claim, and no attempt left open; nothing else anywhere.
 pub fn assert_the_books_agree<'a>(world: &World, stub: &ProviderStub, orders: impl IntoIterator<Item = &'a Order> + Clone) {
     eventually_equal("every record is settled and committed", 0, || world.topic.lag(&world.group));
     // A call that met its time limit on a busy machine is asked for again.
