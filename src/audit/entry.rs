@@ -306,7 +306,8 @@ mod tests {
             if a.kind != b.kind {
                 prop_assert_eq!(first.to_bytes() < same.to_bytes(), a.kind < b.kind);
             }
-            prop_assert!(first.to_bytes() < Entry { subject: Subject::Place(0, 0), ..b }.to_bytes());
+            let place = Entry { subject: Subject::Place(0, 0), ..b };
+            prop_assert!(first.to_bytes() < place.to_bytes());
         }
     }
 

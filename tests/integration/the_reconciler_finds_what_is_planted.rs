@@ -51,7 +51,8 @@ impl Run {
 
     /// The same with further words instead.
     pub fn audit_with(&self, words: &[&str]) -> (u8, Value, String) {
-        let words = [&["audit", "--ledger", &self.world.provider.url(), "--format", "json"], words].concat();
+        let url = self.world.provider.url();
+        let words = [&["audit", "--ledger", &url, "--format", "json"], words].concat();
         let output = self.world.onceward(&words);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let numbers = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));

@@ -136,6 +136,7 @@ fn a_range_is_cut_by_offsets_or_by_time_and_what_lies_outside_is_nobody_s_fault(
     assert!(engine.terminate().success());
     let time =
         |index: usize| DateTime::from_timestamp_millis(at(index)).expect("a time").to_rfc3339_opts(SecondsFormat::Secs, true);
+    let url = world.provider.url();
     for (bounds, produced) in [
         (vec![], 30),
         (vec!["--from", "0:10"], 20),
@@ -144,7 +145,7 @@ fn a_range_is_cut_by_offsets_or_by_time_and_what_lies_outside_is_nobody_s_fault(
         (vec!["--from", &time(5), "--to", &time(9)], 4),
         (vec!["--from", &time(1_000)], 0),
     ] {
-        let words = [&["audit", "--ledger", &world.provider.url(), "--format", "json"], &bounds[..]].concat();
+        let words = [&["audit", "--ledger", &url, "--format", "json"], &bounds[..]].concat();
         let output = world.onceward(&words);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(exit_code(output.status), 0, "{bounds:?}: {said}");
@@ -247,7 +248,7 @@ fn write_rows_and_ledger(world: &World, log: &Path, ledger: &Path) {
     let source = |partition: i64| sources[usize::try_from(partition).expect("a partition")][1].clone().expect("an id");
     let mut ledger = BufWriter::new(File::create(ledger).expect("a file"));
     let (mut claims, mut payments) = (Vec::new(), Vec::new());
-    let mut write = |claims: &mut Vec<String>, payments: &mut Vec<String>| {
+    let write = |claims: &mut Vec<String>, payments: &mut Vec<String>| {
         world.database.execute(&format!(
             "INSERT INTO processed_event (event_id, consumer_group, event_digest, source_id, source_offset) VALUES {};
              INSERT INTO payment (event_id, order_id, customer_id, amount, currency, status, attempts) VALUES {}",
