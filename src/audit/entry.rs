@@ -109,6 +109,8 @@ pub(super) struct Entry {
     /// Of a record.
     pub digest: i64,
     pub seen: Seen,
+    /// Of a record: partition and offset.
+    pub place: (i32, i64),
 }
 
 /// What the provider's ledger says of one booking.
@@ -124,7 +126,7 @@ pub(super) enum Booking {
 
 impl Entry {
     const fn note(id: Uuid, seen: Seen) -> Self {
-        Self { subject: Subject::Event(id), kind: Kind::Note, content: None, digest: 0, seen }
+        Self { subject: Subject::Event(id), kind: Kind::Note, content: None, digest: 0, seen, place: (0, 0) }
     }
 
     const fn of(id: Uuid, kind: Kind, content: Option<Content>, seen: Seen) -> Self {
@@ -132,13 +134,13 @@ impl Entry {
     }
 
     /// A record that is an event.
-    pub(super) const fn event(id: Uuid, digest: i64, content: Option<Content>, seen: Seen) -> Self {
-        Self { digest, ..Self::of(id, Kind::Record, content, seen) }
+    pub(super) const fn event(place: (i32, i64), id: Uuid, digest: i64, content: Option<Content>, seen: Seen) -> Self {
+        Self { place, digest, ..Self::of(id, Kind::Record, content, seen) }
     }
 
     /// A record that is none.
     pub(super) const fn poison(partition: i32, offset: i64, seen: Seen) -> Self {
-        Self { subject: Subject::Place(partition, offset), kind: Kind::Record, content: None, digest: 0, seen }
+        Self { subject: Subject::Place(partition, offset), kind: Kind::Record, content: None, digest: 0, seen, place: (0, 0) }
     }
 
     /// A claim, of the audited group or of another; `seen`: what is known of its place.
@@ -187,12 +189,12 @@ impl Entry {
     }
 }
 
-/// An [`Entry`] as it is sorted: subject, kind, content, digest, bits, each with its most significant byte first.
+/// An [`Entry`] as it is sorted: subject, kind, content, digest, bits, place, each with its most significant byte first.
 pub(super) type Bytes = [u8; Entry::SIZE];
 
 impl Entry {
     /// In bytes.
-    pub(super) const SIZE: usize = 1 + 16 + 1 + 8 + 8 + 4;
+    pub(super) const SIZE: usize = 1 + 16 + 1 + 8 + 8 + 4 + 4 + 8;
 
     pub(super) fn to_bytes(self) -> Bytes {
         let mut bytes = [0; Self::SIZE];
@@ -207,7 +209,9 @@ impl Entry {
         bytes[17] = self.kind as u8;
         bytes[18..26].copy_from_slice(&Content::to_number(self.content).to_be_bytes());
         bytes[26..34].copy_from_slice(&self.digest.to_be_bytes());
-        bytes[34..].copy_from_slice(&self.seen.to_be_bytes());
+        bytes[34..38].copy_from_slice(&self.seen.to_be_bytes());
+        bytes[38..42].copy_from_slice(&self.place.0.to_be_bytes());
+        bytes[42..].copy_from_slice(&self.place.1.to_be_bytes());
         bytes
     }
 
@@ -224,7 +228,8 @@ impl Entry {
             2 => Kind::Charge,
             _ => Kind::Record,
         };
-        Self { subject, kind, content: Content::from_number(number(18)), digest: number(26).cast_signed(), seen: half(34) }
+        let (content, digest) = (Content::from_number(number(18)), number(26).cast_signed());
+        Self { subject, kind, content, digest, seen: half(34), place: (half(38).cast_signed(), number(42).cast_signed()) }
     }
 }
 
@@ -280,12 +285,14 @@ mod tests {
 
     fn entry() -> impl Strategy<Value = Entry> {
         let kind = prop::sample::select(vec![Kind::Note, Kind::Payment, Kind::Charge, Kind::Record]);
-        (subject(), kind, any::<u64>(), any::<i64>(), any::<u32>()).prop_map(|(subject, kind, content, digest, seen)| Entry {
+        let record = (any::<u64>(), any::<i64>(), (0..i32::MAX, 0..i64::MAX));
+        (subject(), kind, record, any::<u32>()).prop_map(|(subject, kind, (content, digest, place), seen)| Entry {
             subject,
             kind,
             content: Content::from_number(content),
             digest,
             seen,
+            place,
         })
     }
 

@@ -78,7 +78,7 @@ impl Records {
     fn event(&mut self, place: (i32, i64), id: Uuid, digest: i64, content: Option<Content>) -> io::Result<bool> {
         self.counts.records += 1;
         self.counts.events += 1;
-        self.sorter.push(Entry::event(id, digest, content, self.place(place)).to_bytes())
+        self.sorter.push(Entry::event(place, id, digest, content, self.place(place)).to_bytes())
     }
 
     /// A record that is none. `true`: it is kept, with everything before it.

@@ -52,6 +52,8 @@ struct Traces {
     conflicts: u64,
     /// The first record's digest and the last one's content.
     records: Option<(i64, Option<Content>)>,
+    /// Where a record of it stands, one that is read if there is one: not read, partition, offset.
+    stands: Option<(bool, i32, i64)>,
     /// A record has the payment row's content.
     is_paid_as_produced: bool,
     /// A record has the content of the first charge.
@@ -71,11 +73,19 @@ impl Traces {
         self.records.is_some()
     }
 
+    /// For whoever has to go there.
+    fn named(&self, id: Uuid) -> String {
+        let (_, partition, offset) = self.stands.unwrap_or_default();
+        format!("{id} (partition {partition} offset {offset})")
+    }
+
     /// The rows and the ledger have been seen before the first record. Out: a content that no earlier record had.
     fn record(&mut self, entry: &Entry) -> Option<Content> {
         let (digest, last) = self.records.unwrap_or((entry.digest, None));
         self.seen |= if digest == entry.digest { 0 } else { TWO_WAYS };
         self.records = Some((digest, entry.content));
+        let stands = (entry.seen & READ == 0, entry.place.0, entry.place.1);
+        self.stands = Some(self.stands.map_or(stands, |first| first.min(stands)));
         let new = entry.content.filter(|_| last != entry.content)?;
         self.is_paid_as_produced |= self.paid == Some(new);
         self.is_booked_as_produced |= self.booked == Some(new);
@@ -206,11 +216,11 @@ impl Judge {
             true if !traces.has(WANTED) => self.report.passed_over += 1,
             true if traces.has(READ) => {
                 self.lost += 1;
-                self.problems.add(Problem::Lost, id);
+                self.problems.add(Problem::Lost, traces.named(id));
             }
             true => {
                 self.unread += 1;
-                self.problems.add(Problem::Unread, id);
+                self.problems.add(Problem::Unread, traces.named(id));
             }
             false => {}
         }
@@ -452,7 +462,13 @@ mod tests {
             if self.is_log_known {
                 let seen = |offset: i64| if offset < self.settled { WANTED | READ } else { WANTED };
                 for ((id, order, amount), offset) in self.log.iter().zip(1..) {
-                    entries.push(Entry::event(*id, i64::from(*amount != AMOUNT), content(*order, amount), seen(offset)));
+                    entries.push(Entry::event(
+                        (0, offset),
+                        *id,
+                        i64::from(*amount != AMOUNT),
+                        content(*order, amount),
+                        seen(offset),
+                    ));
                 }
                 entries.extend(self.poison.iter().map(|(partition, offset)| Entry::poison(*partition, *offset, seen(*offset))));
                 counts = Counts { records: (self.log.len() + self.poison.len()) as u64, events: self.log.len() as u64 };
@@ -531,7 +547,10 @@ mod tests {
             world.ledger.remove(6);
         });
         assert_eq!((report.charged, report.lost, report.double_charges), (6, Some(1), Some(0)));
-        assert_eq!(report.problems, [format!("1 lost: produced, and neither charged nor declined nor held: {}", id(7))]);
+        assert_eq!(
+            report.problems,
+            [format!("1 lost: produced, and neither charged nor declined nor held: {} (partition 0 offset 7)", id(7))]
+        );
     }
 
     #[test]
@@ -546,6 +565,15 @@ mod tests {
         assert_eq!((report.lost, report.unread), (Some(0), Some(1)));
         let [sentence] = &report.problems[..] else { panic!("{report}") };
         assert!(sentence.starts_with("3 not read yet by the group"), "{sentence}");
+    }
+
+    #[test]
+    fn what_is_lost_is_named_with_a_place_that_was_read() {
+        let record = |place, seen| Entry::event(place, id(77), 0, Content::of(77, AMOUNT, "EUR", false), seen);
+        let report =
+            world().report_in(RANGE, vec![record((0, 70), WANTED), record((1, 50), WANTED | READ), record((1, 60), WANTED | READ)]);
+        let expected = format!("1 lost: produced, and neither charged nor declined nor held: {} (partition 1 offset 50)", id(77));
+        assert_eq!(report.problems, [expected]);
     }
 
     #[test]
@@ -706,7 +734,7 @@ mod tests {
             (id(), content()).prop_map(|(id, content)| Entry::payment(id, PaymentStatus::Charged, content)),
             (id(), content()).prop_filter_map("", |(id, content)| Entry::booking(id, Booking::Charged, content)),
             (id(), 0_i64..2, content(), prop::sample::select(vec![0, WANTED, WANTED | READ]))
-                .prop_map(|(id, digest, content, seen)| Entry::event(id, digest, content, seen)),
+                .prop_map(|(id, digest, content, seen)| Entry::event((0, 0), id, digest, content, seen)),
             (0_i64..3, any::<bool>()).prop_map(|(offset, held)| {
                 if held {
                     Entry::held(None, 0, offset, HeldReason::Invalid, HeldState::Parked).expect("a place")

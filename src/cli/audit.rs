@@ -37,7 +37,7 @@ pub struct Audit {
     #[arg(long, value_name = "URL")]
     ledger: Option<Url>,
     /// Memory for sorting, in MiB; two sorts are at work at the most. What does not fit goes to files without a name in TMPDIR, else
-    /// in /var/tmp: about 130 bytes per record, which should be on a disk.
+    /// in /var/tmp: about 150 bytes per record, which should be on a disk.
     #[arg(long, value_name = "MIB", default_value_t = (audit::MEMORY >> 20) as u16, value_parser = clap::value_parser!(u16).range(1..))]
     memory: u16,
     /// A table for people, or one line of JSON.

@@ -78,7 +78,13 @@ fn an_offset_that_was_settled_without_a_trace_is_found() {
     run.world.database.execute(&past);
     let (code, numbers, said) = run.audit_with(&[]);
     assert_eq!((code, &numbers["lost"], &numbers["produced"]), (1, &json!(1), &json!(203)), "{said}{numbers}");
-    assert!(said.contains(&format!("neither charged nor declined nor held: {}", order.event_id)), "{said}");
+    assert!(
+        said.contains(&format!(
+            "neither charged nor declined nor held: {} (partition {partition} offset {offset})",
+            order.event_id
+        )),
+        "{said}"
+    );
 }
 
 #[test]
@@ -199,7 +205,7 @@ fn an_audit_that_was_killed_goes_on_where_its_last_run_ended() {
     // What was read before the kill is not there to be read again: only the kept runs know it.
     let manifest: Value = serde_json::from_slice(&fs::read(folder.path().join("audit.json")).expect("a file")).expect("JSON");
     let reached = &manifest["reached"];
-    assert!(reached["counts"]["records"].as_u64().expect("a number") > 50_000, "two runs: {reached}");
+    assert!(reached["counts"]["records"].as_u64().expect("a number") > 40_000, "two runs: {reached}");
     for (partition, part) in reached["parts"].as_object().expect("partitions") {
         let next = part["next"].as_i64().expect("an offset");
         world.topic.delete_records(partition.parse().expect("a number"), next);
