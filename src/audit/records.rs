@@ -25,20 +25,28 @@ use crate::store::skips::Position;
 
 /// How far the group had settled each partition before anything else was looked at, and what it passes over there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Frontier(BTreeMap<i32, (Option<i64>, Vec<(i64, i64)>)>);
+pub(super) struct Frontier(BTreeMap<i32, Known>);
+
+/// One partition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Known {
+    settled: Option<i64>,
+    /// Ranges `[from, to)`.
+    skips: Vec<(i64, i64)>,
+}
 
 impl Frontier {
     pub(super) fn of(positions: Vec<Position>) -> Self {
         let known = |position: Position| {
             let settled = position.next_offset.map(|next| next.0);
-            (position.partition, (settled, position.skips.ranges().to_vec()))
+            (position.partition, Known { settled, skips: position.skips.ranges().to_vec() })
         };
         Self(positions.into_iter().map(known).collect())
     }
 
     /// The first offset that is not settled; `None`: nothing is. What stands there or beyond is not lost, only not read.
     pub(super) fn settled(&self, partition: i32) -> Option<i64> {
-        self.0.get(&partition).and_then(|(settled, _)| *settled)
+        self.0.get(&partition).and_then(|known| known.settled)
     }
 
     /// Whether the record there is settled.
@@ -47,7 +55,7 @@ impl Frontier {
     }
 
     fn skips(&self) -> BTreeMap<i32, Skips> {
-        self.0.iter().map(|(partition, (_, ranges))| (*partition, Skips::new(ranges.clone()))).collect()
+        self.0.iter().map(|(partition, known)| (*partition, Skips::new(known.skips.clone()))).collect()
     }
 }
 
