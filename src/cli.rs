@@ -54,9 +54,10 @@ enum Command {
     Offsets(Offsets),
     /// Puts events into the topic, keyed by order id, from a file or generated.
     Produce(Produce),
-    /// Reconciles claims, payments, held events and, where given, the producer's log and the provider's ledger.
+    /// Reconciles the topic (or the producer's log) with claims, payments, held events and, where given, the provider's ledger.
     ///
-    /// Ends with exit code 1 when something is lost or was charged twice.
+    /// Ends with exit code 1 when something is lost, doubled, without an event, or with another amount. It changes nothing and joins no
+    /// group; how far it is shows on a terminal.
     Audit(Audit),
     /// Lists and shows held events, and asks for them to be tried again, given up, or resolved.
     ///
@@ -143,7 +144,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
-        Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
+        Command::Audit(arguments) => audit(&load(arguments.needs())?, arguments),
         #[cfg(feature = "lab")]
         Command::ProviderStub(arguments) => {
             let stub = crate::lab::provider_stub::run(arguments.clone());

@@ -1,4 +1,4 @@
-//! Named places on a batch's way where a test can make the process die.
+//! Named places on a batch's way, and on an audit's, where a test can make the process die.
 //!
 //! In: `ONCEWARD_CRASH_POINTS`, a list such as `claimed:kill:3,committed:freeze` (point, what happens, at which passage; the first if
 //! none is named). Out: the process is killed or frozen, the task panics, or the thread hangs. It owns the counts of passages.
@@ -48,11 +48,13 @@ pub enum CrashPoint {
     Relayed,
     /// An operator's request was read under the fence; nothing of it is done.
     RequestRead,
+    /// An audit has written down how far it has read.
+    RunKept,
 }
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
@@ -73,6 +75,7 @@ impl CrashPoint {
         Self::OffsetsCommitted,
         Self::Relayed,
         Self::RequestRead,
+        Self::RunKept,
     ];
 
     /// The word that arms it.
@@ -99,6 +102,7 @@ impl CrashPoint {
             Self::OffsetsCommitted => "offsets_committed",
             Self::Relayed => "relayed",
             Self::RequestRead => "request_read",
+            Self::RunKept => "run_kept",
         }
     }
 

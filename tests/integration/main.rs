@@ -41,6 +41,7 @@ mod the_first_event_of_a_batch_fails_and_the_rest_commit;
 mod the_harness_itself;
 mod the_key_and_the_bytes_of_a_charge_never_change;
 mod the_reconciler_finds_what_is_planted;
+mod the_reconciler_reads_the_topic_itself;
 mod the_same_id_with_another_payload_is_held;
 mod the_store;
 mod what_operators_look_at_tells_the_truth;
