@@ -112,12 +112,13 @@ impl Facts {
     }
 }
 
-/// The topic's `cleanup.policy`.
-pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<String> {
+/// The topic's `cleanup.policy`; `None` from a broker that keeps no settings at all (the demo's): it cannot compact either.
+pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<Option<String>> {
     let kafka = kafka.clone();
-    let asked = tokio::task::spawn_blocking(move || {
-        let settings = settings(&admin(&kafka)?, ResourceSpecifier::Topic(&kafka.topic))?;
-        value(&settings, "cleanup.policy").map(str::to_owned)
+    let asked = tokio::task::spawn_blocking(move || match described(&admin(&kafka)?, ResourceSpecifier::Topic(&kafka.topic)) {
+        Ok(settings) => value(&settings, "cleanup.policy").map(|policy| Some(policy.to_owned())),
+        Err(KafkaError::AdminOp(RDKafkaErrorCode::UnsupportedFeature)) => Ok(None),
+        Err(error) => Err(in_words(&error)),
     });
     asked.await.unwrap_or_else(|panic| Err(panic.to_string()))
 }
@@ -138,6 +139,7 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
     let consumer = consumer(kafka).map_err(|error| Missing::Broker(error.to_string()))?;
     let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE).map_err(|error| Missing::Broker(error.to_string()))?;
     let brokers = metadata.brokers().len();
+    let broker = metadata.brokers().first().ok_or_else(|| Missing::Broker("it knows no brokers".to_owned()))?.id();
     let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic);
     let missing = |why: String| Missing::Topic { brokers, why };
     let topic = topic.ok_or_else(|| missing("the broker does not know it".to_owned()))?;
@@ -159,7 +161,7 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
     let facts = Facts {
         brokers,
         topic: ask(ResourceSpecifier::Topic(&kafka.topic)),
-        broker: ask(ResourceSpecifier::Broker(metadata.orig_broker_id())),
+        broker: ask(ResourceSpecifier::Broker(broker)),
         replicas,
         offsets: offsets_topic(&consumer, || ask(ResourceSpecifier::Topic(OFFSETS_TOPIC))),
         oldest_record_ms: oldest_record_ms(quiet(kafka), &kafka.topic),
@@ -187,17 +189,24 @@ fn admin(kafka: &KafkaConfig) -> Asked<AdminClient<DefaultClientContext>> {
 }
 
 fn settings(admin: &AdminClient<DefaultClientContext>, resource: ResourceSpecifier<'_>) -> Asked<Settings> {
+    described(admin, resource).map_err(|error| in_words(&error))
+}
+
+fn described(admin: &AdminClient<DefaultClientContext>, resource: ResourceSpecifier<'_>) -> Result<Settings, KafkaError> {
     let options = AdminOptions::new().request_timeout(Some(PATIENCE));
-    let described = admin.describe_configs([&resource], &options);
-    let described = tokio::runtime::Handle::current().block_on(described).map_err(|error| error.to_string())?;
-    let refused = |code: RDKafkaErrorCode| match code {
-        RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed => {
+    let described = tokio::runtime::Handle::current().block_on(admin.describe_configs([&resource], &options))?;
+    let resource = described.into_iter().next().unwrap_or(Err(RDKafkaErrorCode::NoEnt)).map_err(KafkaError::AdminOp)?;
+    Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
+}
+
+fn in_words(error: &KafkaError) -> String {
+    match error {
+        KafkaError::AdminOp(code @ (RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed)) => {
             format!("{code}: our principal needs DescribeConfigs on it")
         }
-        code => code.to_string(),
-    };
-    let resource = described.into_iter().next().ok_or("the broker describes nothing")?.map_err(refused)?;
-    Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
+        KafkaError::AdminOp(code) => code.to_string(),
+        other => other.to_string(),
+    }
 }
 
 fn offsets_topic(consumer: &BaseConsumer<Rebalances>, ask: impl FnOnce() -> Asked<Settings>) -> Asked<Option<(usize, Settings)>> {

@@ -9,7 +9,7 @@ use std::fmt::Display;
 
 use super::{Answers, Condition, session};
 use crate::config::Config;
-use crate::retention::day_text;
+use crate::retention::{day_text, unix_ms};
 use crate::store::conditions::{self, Meddler, Memory, Relation, Settings, UniqueIndex};
 use crate::store::retention::{self, day_of, first_id_of_day};
 use crate::store::{self, PooledSession, Session};
@@ -48,10 +48,21 @@ pub(super) async fn ask(config: &Config, s: &mut Session, answers: &mut Answers)
         Err(error) => not_asked(answers, &SETTINGS, error),
     }
     match store::schema_is_current(s).await {
-        Ok(true) => answers.holds(Condition::Schema, "every migration is applied"),
-        Ok(false) => answers.fails(Condition::Schema, "migrations are missing", "run `onceward migrate`"),
-        Err(error) => not_asked(answers, &[Condition::Schema], error),
+        Ok(true) => {
+            answers.holds(Condition::Schema, "every migration is applied");
+            privileges(s, answers).await;
+        }
+        Ok(false) => {
+            answers.fails(Condition::Schema, "migrations are missing", "run `onceward migrate`");
+            answers.not_asked(Condition::Privileges, "migrations are missing");
+        }
+        Err(error) => not_asked(answers, &[Condition::Schema, Condition::Privileges], error),
     }
+    let partitioned = tables(config, s, answers).await;
+    memory(config, s, partitioned, answers).await;
+}
+
+async fn privileges(s: &mut Session, answers: &mut Answers) {
     match conditions::missing_privileges(s).await {
         Ok(missing) if missing.is_empty() => answers.holds(Condition::Privileges, "our role has what it needs"),
         Ok(missing) => answers.fails(
@@ -61,8 +72,6 @@ pub(super) async fn ask(config: &Config, s: &mut Session, answers: &mut Answers)
         ),
         Err(error) => not_asked(answers, &[Condition::Privileges], error),
     }
-    let partitioned = tables(config, s, answers).await;
-    memory(config, s, partitioned, answers).await;
 }
 
 fn not_asked(answers: &mut Answers, conditions: &[Condition], why: impl Display) {
@@ -122,7 +131,7 @@ fn judge_settings(settings: &Settings, answers: &mut Answers) {
 const TABLES: [Condition; 3] = [Condition::DefaultPartition, Condition::RowSecurity, Condition::LoggedTables];
 const INDEXES: [Condition; 2] = [Condition::UniqueIndexes, Condition::PaymentRows];
 
-/// Whether claims are kept by the day.
+/// Whether claims are kept by the day of their id.
 async fn tables(config: &Config, s: &mut Session, answers: &mut Answers) -> bool {
     let relations = match conditions::relations(s).await {
         Ok(relations) if relations.iter().any(|relation| relation.holds_claims) => relations,
@@ -134,7 +143,7 @@ async fn tables(config: &Config, s: &mut Session, answers: &mut Answers) -> bool
     };
     judge_relations(&relations, answers);
     indexes_and_triggers(config, s, &relations, answers).await;
-    relations.iter().any(|relation| relation.holds_claims && relation.kind == "p")
+    relations.iter().any(|relation| relation.holds_claims && relation.partitioned_by == ["event_id"])
 }
 
 async fn indexes_and_triggers(config: &Config, s: &mut Session, relations: &[Relation], answers: &mut Answers) {
@@ -343,14 +352,14 @@ async fn memory(config: &Config, s: &mut Session, partitioned: bool, answers: &m
         return answers.does_not_apply(Condition::Days, "the first `run` makes them");
     };
     let today = memory.now_ms.div_euclid(DAY_MS);
-    if floor > first_id_of_day(today + 1) {
+    if i64::try_from(unix_ms(floor)).is_ok_and(|floor_ms| floor_ms > memory.now_ms) {
         let found = format_args!("{} lies in the future: every new event would be held", day_text(floor)).to_string();
         answers.fails(Condition::Floor, found, "find out who has written it, and correct the row of `retention`");
     } else {
         answers.holds(Condition::Floor, day_text(floor));
     }
     if !partitioned {
-        return answers.does_not_apply(Condition::Days, "processed_event is one table");
+        return answers.does_not_apply(Condition::Days, "processed_event is not kept by the day of the id");
     }
     match retention::days(s).await {
         Ok(days) => judge_days(&days, today, config.retention.days_ahead, &memory, answers),
@@ -377,4 +386,72 @@ fn judge_days(days: &[(uuid::Uuid, uuid::Uuid)], today: i64, ahead: u32, memory:
         format_args!("{} of the next {ahead} days are missing, the first is {}", missing.len(), day_text(first_id_of_day(*first))),
         "`run` makes them when it starts and every hour: if one runs, its log says why it could not",
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+
+    fn settings() -> Settings {
+        let on = || "on".to_owned();
+        let read_committed = || "read committed".to_owned();
+        Settings {
+            version: 150_004,
+            fsync: true,
+            full_page_writes: true,
+            synchronous_commit: on(),
+            default_isolation: read_committed(),
+            isolation: read_committed(),
+            no_fsync_accepted: false,
+        }
+    }
+
+    fn failed(settings: &Settings) -> Vec<Condition> {
+        let mut answers = Answers::default();
+        judge_settings(settings, &mut answers);
+        assert_eq!(answers.0.len(), SETTINGS.len());
+        answers.0.into_values().filter(|finding| finding.verdict == Verdict::Failed).map(|finding| finding.condition).collect()
+    }
+
+    #[test]
+    fn each_setting_has_its_own_line() {
+        assert_eq!(failed(&settings()), []);
+        assert_eq!(failed(&Settings { version: 130_013, ..settings() }), [Condition::ServerVersion]);
+        assert_eq!(failed(&Settings { fsync: false, ..settings() }), [Condition::Fsync]);
+        assert_eq!(failed(&Settings { fsync: false, no_fsync_accepted: true, ..settings() }), []);
+        assert_eq!(failed(&Settings { isolation: "serializable".to_owned(), ..settings() }), [Condition::Isolation]);
+        assert_eq!(failed(&Settings { synchronous_commit: "local".to_owned(), ..settings() }), []);
+    }
+
+    fn table(name: &str) -> Relation {
+        Relation {
+            name: name.to_owned(),
+            holds_claims: true,
+            kind: "r".to_owned(),
+            logged: true,
+            row_security: false,
+            partitioned_by: Vec::new(),
+            default_partition: None,
+        }
+    }
+
+    fn index(relation: &str, columns: &[&str]) -> UniqueIndex {
+        let columns = columns.iter().map(|column| (*column).to_owned()).collect();
+        UniqueIndex { relation: relation.to_owned(), name: "i".to_owned(), primary: true, columns, plain: true }
+    }
+
+    // CASES E01
+    #[test]
+    fn one_day_without_the_key_is_enough_to_be_wrong() {
+        let tables = [table("processed_event"), table("day")];
+        assert_eq!(key(&tables, &[index("processed_event", &KEY), index("day", &KEY)]), Key::Right);
+        assert!(matches!(key(&tables, &[index("processed_event", &KEY)]), Key::Wrong(tables) if tables == [("day", vec![])]));
+        let deferred = UniqueIndex { plain: false, ..index("day", &KEY) };
+        assert!(matches!(key(&tables, &[index("processed_event", &KEY), deferred]), Key::Wrong(_)));
+        let alone = [index("processed_event", &["event_id"]), index("day", &["event_id"])];
+        assert_eq!(key(&tables, &alone), Key::EventIdAlone("i"));
+        let by_time = [Relation { partitioned_by: vec!["processed_at".to_owned()], ..table("processed_event") }];
+        assert!(matches!(key(&by_time, &[]), Key::PartitionedBy(_)));
+    }
 }

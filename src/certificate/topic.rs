@@ -11,7 +11,7 @@ use super::broker::{Asked, Facts, Settings, value};
 use super::{Answers, Condition, span};
 use crate::config::{Assignor, Config, ProviderKind};
 use crate::retention::{day_text, unix_ms};
-use crate::store::retention::{day_of, first_id_of_day};
+use crate::store::retention::first_id_of_day;
 
 /// What librdkafka takes in one answer, unless told otherwise; and what it needs of that for itself.
 const RECEIVE: u64 = 100_000_000;
@@ -192,11 +192,15 @@ pub(super) fn judge_oldest_record(floor: Asked<Option<uuid::Uuid>>, oldest_ms: &
         (Ok(Some(floor)), Ok(Some(oldest))) => {
             let day = first_id_of_day(oldest.div_euclid(86_400_000));
             let found = format!("the oldest record is of {}, the floor of {}", day_text(day), day_text(floor));
-            if u64::try_from(*oldest).unwrap_or_default() >= unix_ms(floor) {
+            let below = unix_ms(floor).saturating_sub(u64::try_from(*oldest).unwrap_or_default());
+            if below == 0 {
                 answers.holds(condition, found);
             } else {
-                let days = day_of(floor) - day_of(day);
-                answers.fails(condition, found, format_args!("a group that begins there has {days} days of records held as beyond_horizon; skip them, or decide with `onceward held`"));
+                let below = span(Duration::from_millis(below));
+                let todo = format!(
+                    "a group that begins there has {below} of records held as beyond_horizon: skip them, or decide with `onceward held`"
+                );
+                answers.fails(condition, found, todo);
             }
         }
     }
@@ -205,4 +209,93 @@ pub(super) fn judge_oldest_record(floor: Asked<Option<uuid::Uuid>>, oldest_ms: &
 fn number<T: std::str::FromStr>(settings: &Settings, name: &str) -> Asked<T> {
     let text = value(settings, name)?;
     text.parse().map_err(|_| format!("the broker says {name} = {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use uuid::Uuid;
+
+    use super::super::Verdict;
+    use super::*;
+
+    fn settings(of: &[(&str, &str)]) -> Settings {
+        of.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn facts(brokers: usize, replicas: usize, insync: &str) -> Facts {
+        let settings = settings(&[("min.insync.replicas", insync)]);
+        Facts {
+            brokers,
+            topic: Ok(settings.clone()),
+            broker: Err("not asked".to_owned()),
+            replicas,
+            offsets: Ok(Some((replicas, settings))),
+            oldest_record_ms: Ok(None),
+            group: Err("not asked".to_owned()),
+            frontiers: None,
+            logs: Err("not asked".to_owned()),
+            witnesses: Err("not asked".to_owned()),
+        }
+    }
+
+    fn verdicts(judge: impl FnOnce(&mut Answers)) -> Vec<Verdict> {
+        let mut answers = Answers::default();
+        judge(&mut answers);
+        answers.0.into_values().map(|finding| finding.verdict).collect()
+    }
+
+    #[test]
+    fn one_disk_is_not_enough_where_there_are_more() {
+        use Verdict::{DoesNotApply, Failed, Ok};
+        let of = |brokers, replicas, insync| verdicts(|answers| replication(&facts(brokers, replicas, insync), answers));
+        assert_eq!(of(3, 3, "2"), [Ok, Ok, Ok]);
+        assert_eq!(of(3, 2, "2"), [Failed, Ok, Failed]);
+        assert_eq!(of(3, 3, "1"), [Ok, Failed, Failed]);
+        assert_eq!(of(2, 2, "2"), [Ok, Ok, Ok]);
+        assert_eq!(of(1, 1, "1"), [DoesNotApply, Ok, DoesNotApply]);
+        assert_eq!(of(1, 1, "2"), [DoesNotApply, Failed, DoesNotApply], "nothing can be written");
+        let untold = Facts { topic: Result::Ok(BTreeMap::new()), offsets: Err("refused".to_owned()), ..facts(3, 3, "2") };
+        assert_eq!(verdicts(|answers| replication(&untold, answers)), [Ok, Verdict::NotAsked, Verdict::NotAsked]);
+    }
+
+    #[test]
+    fn a_setting_that_the_broker_does_not_tell_is_not_judged() {
+        let config = Config::default();
+        let none = settings(&[]);
+        assert!(topic_retention(&config, &none).is_err());
+        assert!(record_size(&config, &none).is_err());
+        assert!(session_timeout(&config, &none).is_err());
+        assert!(offsets_retention(&config, &none, &none).is_err());
+        let odd = settings(&[("retention.ms", "a week"), ("segment.ms", "1")]);
+        assert!(topic_retention(&config, &odd).unwrap_err().contains("a week"));
+    }
+
+    #[test]
+    fn what_kafka_can_deliver_again_is_the_sum_of_three() {
+        let config = Config::default();
+        let day = 86_400_000_i64;
+        let holds = |retention: i64, segment: i64| {
+            let (retention, segment) = (retention.to_string(), segment.to_string());
+            let topic = settings(&[("retention.ms", &retention), ("segment.ms", &segment), ("file.delete.delay.ms", "60000")]);
+            topic_retention(&config, &topic).unwrap().is_ok()
+        };
+        assert!(holds(6 * day, day - 60_000));
+        assert!(!holds(6 * day, day), "a minute more than seven days");
+        assert!(!holds(7 * day, 7 * day), "Kafka's own defaults");
+        assert!(!holds(-1, day));
+    }
+
+    #[test]
+    fn the_oldest_record_is_compared_with_the_floor_to_the_millisecond() {
+        let floor = first_id_of_day(20_000);
+        let at = i64::try_from(unix_ms(floor)).unwrap();
+        let of =
+            |floor: Option<Uuid>, oldest: Option<i64>| verdicts(|answers| judge_oldest_record(Ok(floor), &Ok(oldest), answers))[0];
+        assert_eq!(of(Some(floor), Some(at)), Verdict::Ok);
+        assert_eq!(of(Some(floor), Some(at - 1)), Verdict::Failed);
+        assert_eq!(of(Some(floor), None), Verdict::Ok);
+        assert_eq!(of(None, Some(at)), Verdict::DoesNotApply);
+    }
 }
