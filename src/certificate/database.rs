@@ -287,9 +287,8 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
 /// An index that has all of the key in it refuses nothing that the key takes.
 fn judge_further_indexes(relations: &[Relation], indexes: &[UniqueIndex], answers: &mut Answers) {
     let holds_claims = |name: &str| relations.iter().any(|relation| relation.holds_claims && relation.name == name);
-    let refuses = |index: &&UniqueIndex| {
-        !index.primary && !(index.plain && KEY.iter().all(|column| index.columns.iter().any(|found| found == column)))
-    };
+    let has_all_of_the_key = |index: &UniqueIndex| KEY.iter().all(|column| index.columns.iter().any(|found| found == column));
+    let refuses = |index: &&UniqueIndex| !(index.primary || index.plain && has_all_of_the_key(index));
     let further: Vec<String> = indexes
         .iter()
         .filter(|index| holds_claims(&index.relation))
