@@ -3,7 +3,8 @@
 //! In: a checked configuration and a handler. Out: success, or why the process must end. It owns the actor system. Whatever core part
 //! dies, the process ends non-zero within seconds and with readiness red: a service that is half alive is worse than one that restarts.
 //!
-//! Invariant: nothing is read before the schema is current, and success means that the group was left in order.
+//! Invariant: nothing is read before the schema is current and every blocking condition holds, and success means that the group was left in
+//! order.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -18,6 +19,7 @@ use uuid::Uuid;
 
 use crate::admin::Admin;
 use crate::billing::Billing;
+use crate::certificate::{self, Objection};
 use crate::config::{Config, ProviderConfig, ProviderKind};
 use crate::handler::{Handler, Pause};
 use crate::held::RetryPolicy;
@@ -31,7 +33,7 @@ use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
 use crate::pipeline::takeover::Rules;
 use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
-use crate::provider::{self, Breaker, Client, Profile};
+use crate::provider::{Breaker, Client};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
 use crate::store::{self, Store, attempts, held_events, held_requests, retention};
@@ -135,36 +137,14 @@ async fn serve_until<H: Handler>(
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
 fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
-    let ProviderConfig {
-        kind,
-        url,
-        token,
-        call_timeout,
-        max_in_flight,
-        breaker_failures,
-        amount,
-        key_life,
-        key_life_margin,
-        retry_after_cap,
-        ..
-    } = config.provider.clone();
-    let profile = Profile {
-        amount,
-        key_life,
-        key_life_margin,
-        retry_after_cap,
-        query: config.provider.query,
-        query_settle: config.provider.query_settle,
-        replays_stored_answers: config.provider.replays_stored_answers,
-    };
+    let ProviderConfig { kind, max_in_flight, breaker_failures, .. } = config.provider;
+    let profile = config.provider.profile();
     let client = match kind {
         ProviderKind::None => None,
         ProviderKind::Http => {
-            let url = url.context("provider.url is missing")?.to_string();
-            let token = token.map(|token| token.expose().to_owned());
-            let client = Client::new(&provider::Settings { url, token, call_timeout, max_in_flight, profile: profile.clone() })?;
+            let settings = config.provider.settings().context("provider.url is missing")?;
             // Only for an actor that lives: a notice that is dropped asks for the end of the process.
-            Some((client, fatal.notice("PaymentActor")))
+            Some((Client::new(&settings)?, fatal.notice("PaymentActor")))
         }
     };
     Ok(move |store: &Store| match client {
@@ -187,7 +167,8 @@ fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Waits for the database, brings the schema up to date, writes the floor's first value, makes the days ahead.
+/// Waits for the database, brings the schema up to date, asks for the blocking conditions, writes the floor's first value, makes the days
+/// ahead.
 async fn prepare(config: &Config, store: &Store, readiness: &Readiness) -> anyhow::Result<Uuid> {
     let mut waited = false;
     loop {
@@ -221,6 +202,11 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
         info!(?applied, "schema migrated");
     }
     readiness.set(Readiness::SCHEMA);
+    certificate::before_the_start(config, &mut session).await.map_err(|objection| match objection {
+        Objection::Failed(_) => Prepare::Never(anyhow::anyhow!("{objection}")),
+        Objection::Database(_) => Prepare::NotYet { latch: Readiness::DATABASE, reason: objection.to_string() },
+        Objection::Broker(_) => Prepare::NotYet { latch: Readiness::ASSIGNMENT, reason: objection.to_string() },
+    })?;
     let floor = match retention::floor(&mut session).await.map_err(database)? {
         Some(floor) => floor,
         None => {

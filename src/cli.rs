@@ -6,7 +6,6 @@
 //! Invariant: nothing is started before the whole configuration has passed its checks.
 
 mod audit;
-mod check;
 mod held;
 mod offsets;
 mod produce;
@@ -17,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -25,6 +24,7 @@ use self::audit::Audit;
 use self::held::Held;
 use self::offsets::Offsets;
 use self::produce::Produce;
+use crate::certificate::{self, Finding};
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
 
@@ -48,7 +48,9 @@ enum Command {
     Run,
     /// Brings the database's schema up to date. Any number of processes may do so at once.
     Migrate,
-    /// Checks configuration, database, schema, dedup key and topic; one line each.
+    /// Asks for every condition under which the guarantee holds, and prints a line for each, with what to do. Changes nothing, charges nobody.
+    ///
+    /// Ends with exit code 1 when any does not hold, or could not be asked.
     Check(Check),
     /// Shows where each partition stands, or passes over records for good.
     Offsets(Offsets),
@@ -81,6 +83,15 @@ struct Check {
     /// Prints the effective configuration, secrets redacted, and connects to nothing.
     #[arg(long)]
     show_config: bool,
+    /// A line for people, or one JSON object, for each condition.
+    #[arg(long, value_enum, default_value_t = CheckFormat::Text)]
+    format: CheckFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CheckFormat {
+    Text,
+    Json,
 }
 
 /// How a command ended that did not simply succeed.
@@ -139,8 +150,8 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
     match &cli.command {
         Command::Run => Ok(run(load(&[Need::Kafka, Need::Database, Need::Provider])?)?),
         Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
-        Command::Check(Check { show_config: true }) => Ok(say(&load(&[])?.show())?),
-        Command::Check(Check { show_config: false }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?),
+        Command::Check(Check { show_config: true, .. }) => Ok(say(&load(&[])?.show())?),
+        Command::Check(Check { format, .. }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?, *format),
         Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
@@ -174,10 +185,14 @@ fn database_of(config: &Config) -> String {
     format!("{} (database.url)", config.database.url.redacted_url())
 }
 
-fn check(config: &Config) -> Result<(), Failure> {
-    let findings = runtime()?.block_on(check::findings(config));
-    say(&findings.iter().map(ToString::to_string).collect::<String>())?;
-    if findings.iter().all(check::Finding::is_ok) { Ok(()) } else { Err(Failure::Said) }
+fn check(config: &Config, format: CheckFormat) -> Result<(), Failure> {
+    let findings = runtime()?.block_on(certificate::findings(config));
+    let line = |finding: &Finding| match format {
+        CheckFormat::Text => format!("{finding}\n"),
+        CheckFormat::Json => format!("{}\n", finding.json()),
+    };
+    say(&findings.iter().map(line).collect::<String>())?;
+    if findings.iter().all(Finding::is_fine) { Ok(()) } else { Err(Failure::Said) }
 }
 
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {

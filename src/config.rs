@@ -24,6 +24,7 @@ pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
 use self::setting::{choice, settings};
+use crate::provider;
 use crate::store::{self, TimeLimits};
 
 settings! {
@@ -250,6 +251,34 @@ impl DatabaseConfig {
                 idle_in_transaction: self.idle_in_transaction_timeout,
                 budget: self.transaction_budget,
             },
+        }
+    }
+}
+
+impl ProviderConfig {
+    /// What the provider's room must be told; `None` without an address.
+    #[must_use]
+    pub fn settings(&self) -> Option<provider::Settings> {
+        Some(provider::Settings {
+            url: self.url.as_ref()?.to_string(),
+            token: self.token.as_ref().map(|token| token.expose().to_owned()),
+            call_timeout: self.call_timeout,
+            max_in_flight: self.max_in_flight,
+            profile: self.profile(),
+        })
+    }
+
+    /// What this provider does in its own way.
+    #[must_use]
+    pub fn profile(&self) -> provider::Profile {
+        provider::Profile {
+            amount: self.amount,
+            key_life: self.key_life,
+            key_life_margin: self.key_life_margin,
+            retry_after_cap: self.retry_after_cap,
+            query: self.query,
+            query_settle: self.query_settle,
+            replays_stored_answers: self.replays_stored_answers,
         }
     }
 }

@@ -23,7 +23,7 @@ const BROKER: Duration = Duration::from_secs(5);
 
 /// What the broker says about a partition.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Log {
+pub(crate) struct Log {
     /// The group's offset.
     pub committed: Option<NextOffset>,
     /// That offset was not committed by an owner of ours: somebody has set the group.
@@ -55,7 +55,7 @@ pub(super) fn log_ends(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Resu
 }
 
 /// What the broker says of these partitions. A failed offset fetch is an error, never "no offset".
-pub(super) fn read_logs(
+pub(crate) fn read_logs(
     consumer: &BaseConsumer<Rebalances>,
     topic: &str,
     partitions: &[i32],
