@@ -13,7 +13,7 @@ pub mod rebalance;
 
 pub mod client_log;
 
-mod broker;
+pub(crate) mod broker;
 pub mod lives;
 pub mod start;
 pub mod supervisor;
