@@ -19,11 +19,12 @@ use uuid::Uuid;
 
 use crate::crash::CrashPoint;
 use crate::event::Money;
-use crate::handler::{Answers, BatchContext, Claimed, Event as _, Handler as Business, HeldReason, Outcome, StopFlag};
+use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, HeldReason, Outcome, StopFlag};
 use crate::held::RetryPolicy;
 use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::{Which, run_held};
+use crate::pipeline::horizon;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::refusal::{Refusal, row_error};
 use crate::pipeline::requests::run_requests;
@@ -35,7 +36,7 @@ use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
-use crate::store::{consumed_partitions, held_events, horizon_claims, processed_events};
+use crate::store::{consumed_partitions, held_events, processed_events};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
@@ -361,7 +362,7 @@ async fn run_window<H: Business>(
         let settling = Instant::now();
         let unclaim = batch.unclaim(&claimed);
         if !unclaim.is_empty() {
-            give_back(tx, &engine.group, &unclaim).await?;
+            horizon::give_back(tx, &engine.group, &unclaim).await?;
         }
         let held = batch.held();
         let holds = !held.is_empty();
@@ -425,7 +426,7 @@ async fn claim<H: Business>(
 ) -> Result<HashSet<Uuid>, BatchError> {
     let started = Instant::now();
     if let Some(floor) = fence(tx, run).await? {
-        look_beyond_horizon(engine, tx, run.source, floor, batch).await?;
+        horizon::look(engine, tx, run.source, floor, batch).await?;
     }
     let rows = batch.claims();
     let mut claimed = HashSet::new();
@@ -452,28 +453,6 @@ async fn claim<H: Business>(
     Ok(claimed)
 }
 
-/// What is known of events whose ids lie below the floor. A batch without any costs nothing here.
-async fn look_beyond_horizon<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    source: SourceId,
-    floor: Uuid,
-    batch: &mut Batch<'_, H::Event>,
-) -> Result<(), BatchError> {
-    let events = batch.below(floor);
-    if events.is_empty() {
-        return Ok(());
-    }
-    let ids: Vec<Uuid> = events.iter().map(|event| event.id()).collect();
-    let traces = AssertUnwindSafe(engine.handler.traces(tx, &events)).catch_unwind().await;
-    let traces = traces.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("traces", error)))?;
-    let settled = horizon_claims::settled(tx, &engine.group, &ids).await?;
-    // Between the rise of the floor and the drop of the day its claims are still there, and tell more than anything else.
-    let seen = processed_events::look_up(tx, &engine.group, &ids).await?;
-    batch.beyond_horizon(floor, source, &settled, &seen, &traces);
-    Ok(())
-}
-
 /// Locks the ownership row; out: the retention floor as of this transaction.
 pub(super) async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Option<Uuid>, BatchError> {
     let fence = consumed_partitions::fence(tx, run.source, run.epoch).await?.ok_or(BatchError::Fenced)?;
@@ -495,12 +474,6 @@ pub(super) async fn claim_rows<H: Business>(
         Some("23514") => BatchError::NoDay,
         Some(_) | None => BatchError::Database(error),
     })
-}
-
-/// Deletes claims that this transaction has made.
-pub(super) async fn give_back(tx: &mut Session, group: &str, ids: &[Uuid]) -> Result<(), BatchError> {
-    // One that is not there any more went with its day, which lay below a floor that was raised meanwhile.
-    if processed_events::give_back(tx, group, ids).await? < ids.len() { Err(BatchError::NoDay) } else { Ok(()) }
 }
 
 /// The effect, under a guard: a panic rolls the batch back and ends nothing else. After a `refusal` there is no effect.

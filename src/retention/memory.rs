@@ -24,6 +24,8 @@ use crate::store::{DbError, retention};
 
 /// For how long a note is good.
 const NOTED: Duration = Duration::from_secs(60);
+/// How soon a partition is looked at again that did not stand at the end of its log.
+const UNSETTLED: Duration = Duration::from_secs(5);
 /// For how long an answer about the topic is good.
 const ASKED: Duration = Duration::from_secs(600);
 /// How long a broker may take to answer.
@@ -55,8 +57,19 @@ pub struct Own {
 #[derive(Debug, Default)]
 pub struct Notes {
     own: Option<(Instant, Own)>,
-    noted: BTreeMap<i32, (Epoch, Instant)>,
+    noted: BTreeMap<i32, Noted>,
     unanswered: Once,
+}
+
+/// Of one partition.
+#[derive(Debug)]
+struct Noted {
+    epoch: Epoch,
+    /// When the need was noted.
+    need: Instant,
+    /// When it was looked whether it stands at the end of its log, and whether it did.
+    looked: Instant,
+    settled: bool,
 }
 
 impl Own {
@@ -94,46 +107,56 @@ impl Notes {
             }
         }
         let owned = engine.status.snapshot().partitions;
-        self.noted.retain(|partition, _| owned.contains_key(partition));
-        let is_noted =
-            |partition: &i32, epoch| self.noted.get(partition).is_some_and(|(by, at)| *by == epoch && at.elapsed() < NOTED);
-        if owned.iter().all(|(partition, known)| is_noted(partition, known.epoch)) {
+        self.noted.retain(|partition, noted| owned.get(partition).is_some_and(|known| known.epoch == noted.epoch));
+        if owned.keys().all(|partition| self.noted.get(partition).is_some_and(|noted| !noted.is_due())) {
             return Ok(());
         }
         let asked_ms = retention::database_time(&mut *engine.store.control.get().await?).await?;
         let ends = broker::ask(client, &engine.topic, broker::log_ends).await;
         // Looked at after the ends were: what has come since is no matter, the moment lies before.
         for (partition, known) in engine.status.snapshot().partitions {
-            let epoch = known.epoch;
-            if self.noted.get(&partition).is_some_and(|(by, at)| *by == epoch && at.elapsed() < NOTED) {
+            let noted = self.noted.get(&partition).filter(|noted| noted.epoch == known.epoch);
+            if noted.is_some_and(|noted| !noted.is_due()) {
                 continue;
             }
+            let need = if noted.is_some_and(|noted| noted.need.elapsed() < NOTED) { None } else { self.own().map(|own| &own.need) };
             let end = ends.as_ref().ok().and_then(|ends| ends.get(&partition));
             let settled_ms = end.filter(|end| known.has_settled_up_to(**end)).map(|_| asked_ms);
-            let owned = Owned { group: &engine.group, topic: &engine.topic, partition, epoch };
-            match self.note(engine, owned, settled_ms).await {
+            let owned = Owned { group: &engine.group, topic: &engine.topic, partition, epoch: known.epoch };
+            match note(engine, owned, need, settled_ms).await {
                 // The partition's batch is a long one: another time.
-                Err(error) if error.is_contention() => {}
-                noted => {
-                    noted?;
-                    self.noted.insert(partition, (epoch, Instant::now()));
-                }
+                Err(error) if error.is_contention() => continue,
+                done => done?,
             }
+            let now = Instant::now();
+            let need = noted.filter(|_| need.is_none()).map_or(now, |noted| noted.need);
+            self.noted.insert(partition, Noted { epoch: known.epoch, need, looked: now, settled: settled_ms.is_some() });
         }
         Ok(())
     }
+}
 
-    async fn note<H: Handler>(&self, engine: &Engine<H>, owned: Owned<'_>, settled_ms: Option<i64>) -> Result<(), DbError> {
-        let mut session = engine.store.control.get().await?;
-        if let Some(own) = self.own() {
-            let needed_ms = own.need.time.map(|time| i64::try_from(time.as_millis()).unwrap_or(i64::MAX));
-            consumed_partitions::remember(&mut session, owned, needed_ms, &own.need.why).await?;
-        }
-        if let Some(settled_ms) = settled_ms {
-            consumed_partitions::stands_at_the_end(&mut session, owned, settled_ms).await?;
-        }
-        Ok(())
+impl Noted {
+    fn is_due(&self) -> bool {
+        self.need.elapsed() >= NOTED || self.looked.elapsed() >= if self.settled { NOTED } else { UNSETTLED }
     }
+}
+
+async fn note<H: Handler>(
+    engine: &Engine<H>,
+    owned: Owned<'_>,
+    need: Option<&Need>,
+    settled_ms: Option<i64>,
+) -> Result<(), DbError> {
+    let mut session = engine.store.control.get().await?;
+    if let Some(Need { time, why }) = need {
+        let needed_ms = time.map(|time| i64::try_from(time.as_millis()).unwrap_or(i64::MAX));
+        consumed_partitions::remember(&mut session, owned, needed_ms, why).await?;
+    }
+    if let Some(settled_ms) = settled_ms {
+        consumed_partitions::stands_at_the_end(&mut session, owned, settled_ms).await?;
+    }
+    Ok(())
 }
 
 /// The longest of what asks for ids.

@@ -229,7 +229,7 @@ fn a_batch_that_meets_a_day_on_its_way_out_decides_anew_about_that_days_events_a
     let owner = world.database.session();
     owner.rows("BEGIN; SELECT FROM consumed_partition FOR UPDATE");
     world.topic.send(old(&known).into_iter().chain(current.iter().map(Order::message)));
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%FOR UPDATE OF p%' AND wait_event_type = 'Lock'";
     eventually_equal("the fence waits", 1, || world.database.count(waits));
     let day = world.database.text("SELECT tableoid::regclass FROM processed_event ORDER BY event_id LIMIT 1");
     let floor = (today(&world) - 10) * DAY_MS;
