@@ -183,8 +183,9 @@ impl<'a, E: Event> Batch<'a, E> {
             } else if let Some(claim) = claim {
                 Fate::Duplicate { same_record: (claim.source, claim.offset) == (Some(source), Some(item.record.offset)) }
             } else if *trace == Trace::Applied || settled.contains(&id) {
-                // Nothing tells any more which record it was.
-                Fate::Duplicate { same_record: false }
+                // Which record it was is not remembered; one that is as old as the event is taken for it.
+                let made = item.record.timestamp_ms.and_then(|ms| u64::try_from(ms).ok());
+                Fate::Duplicate { same_record: made.is_some_and(|ms| ms < unix_ms(floor)) }
             } else {
                 Fate::Held(Hold::unclaimed(HeldReason::BeyondHorizon, FORGOTTEN.to_owned()))
             };
