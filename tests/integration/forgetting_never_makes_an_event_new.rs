@@ -206,7 +206,7 @@ fn a_held_event_outlives_its_day_and_is_applied_once() {
     all_settled(&world);
     assert_eq!(world.database.column(HELD), ["unknown parked"], "its row tells that it is no new event");
     world.provider.clear_script();
-    let asked = ["held", "replay", "--state", "parked", "--because", "it is back", "--actor", "ann"];
+    let asked = ["held", "replay", "--reason", "unknown", "--because", "it is back", "--actor", "ann"];
     assert!(world.onceward(&asked).status.success());
     eventually_equal("it is applied", vec!["unknown applied".to_owned()], || world.database.column(HELD));
     world.topic.send(old(&orders));

@@ -25,7 +25,8 @@ impl Scene {
     fn new() -> Self {
         let world = World::with_partitions(1);
         world.topic.alter("retention.ms", "-1");
-        let orders = (18..21).map(|days| Order::new().made_at((today(&world) - days) * DAY_MS + 1)).chain([Order::new()]).collect();
+        let orders =
+            (18..21).rev().map(|days| Order::new().made_at((today(&world) - days) * DAY_MS + 1)).chain([Order::new()]).collect();
         Self { world, orders }
     }
 
