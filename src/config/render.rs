@@ -88,8 +88,8 @@ const BLANK: &[(&str, &str)] = &[
     ("kafka.options", "fetch.wait.max.ms = 100"),
     ("database.url", "\"postgres://onceward:password@db:5432/onceward\""),
     ("provider.url", "\"http://payments:8080\""),
-    ("retention.replay_horizon_ms", "2_592_000_000"),
     ("provider.token", "\"…\""),
+    ("retention.replay_horizon_ms", "2_592_000_000"),
 ];
 
 /// A duration as people say it.

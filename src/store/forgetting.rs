@@ -113,7 +113,13 @@ pub async fn raise_floor(s: &mut Session, floor: Uuid) -> Result<Option<Uuid>, D
 pub async fn one_at_a_time<T>(s: &mut Session, limit: Duration, work: impl AsyncFnOnce() -> T) -> Result<Option<T>, DbError> {
     let limits = TimeLimits { idle_in_transaction: limit, budget: limit, ..s.limits() };
     s.alone("one_cleaner", limits, async |s| {
-        if s.row("one_cleaner", LockCleaners {}).await? == Some(true) { Ok(Some(work().await)) } else { Ok(None) }
+        if s.row("one_cleaner", LockCleaners {}).await? != Some(true) {
+            return Ok(None);
+        }
+        // That query's snapshot lives until another query takes its place, and the end of a detach waits for every older snapshot: the
+        // cleaner would wait for its own lock.
+        s.script("one_cleaner", "SELECT").await?;
+        Ok(Some(work().await))
     })
     .await
 }
