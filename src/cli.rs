@@ -9,6 +9,7 @@ mod audit;
 mod held;
 mod offsets;
 mod produce;
+mod retention;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -24,6 +25,7 @@ use self::audit::Audit;
 use self::held::Held;
 use self::offsets::Offsets;
 use self::produce::Produce;
+use self::retention::Retention;
 use crate::certificate::{self, Finding};
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
@@ -54,6 +56,8 @@ enum Command {
     Check(Check),
     /// Shows where each partition stands, or passes over records for good.
     Offsets(Offsets),
+    /// Shows what is remembered and what keeps it, or forgets what nobody needs any more.
+    Retention(Retention),
     /// Puts events into the topic, keyed by order id, from a file or generated.
     Produce(Produce),
     /// Reconciles the topic (or the producer's log) with claims, payments, held events and, where given, the provider's ledger.
@@ -153,6 +157,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Check(Check { show_config: true, .. }) => Ok(say(&load(&[])?.show())?),
         Command::Check(Check { format, .. }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?, *format),
         Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
+        Command::Retention(arguments) => Ok(retention(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
         Command::Audit(arguments) => audit(&load(arguments.needs())?, arguments),
@@ -200,6 +205,10 @@ fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
 }
 
 fn offsets(config: &Config, arguments: &Offsets) -> anyhow::Result<()> {
+    say(&runtime()?.block_on(arguments.run(config))?)
+}
+
+fn retention(config: &Config, arguments: &Retention) -> anyhow::Result<()> {
     say(&runtime()?.block_on(arguments.run(config))?)
 }
 

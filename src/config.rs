@@ -142,8 +142,14 @@ settings! {
 
     /// How long ids are remembered.
     retention: RetentionConfig {
-        /// The life of a claim; 30 days where old events are replayed.
+        /// The least life of a claim; 30 days where old events are replayed. It is longer where Kafka can redeliver older records, where the
+        /// provider remembers keys for longer, and while a partition has not settled what is older.
         retention: Duration = Duration::from_secs(7 * 86_400),
+        /// How old a record can be that Kafka still redelivers. Without it the topic's own settings say so (`retention.ms`, `segment.ms`,
+        /// `file.delete.delay.ms`); a topic that keeps its records for ever needs it, or nothing is ever forgotten.
+        replay_horizon: Option<Duration> = None,
+        /// How often days are dropped that are not needed any more, by one process at a time; also a short time after the start.
+        interval: Duration = Duration::from_secs(86_400),
         /// Day partitions that are made ahead.
         days_ahead: u32 = 7,
         /// An id whose time lies further in the future is held.

@@ -20,6 +20,12 @@ pub enum CrashPoint {
     Decoded,
     /// A missing day was made.
     DayMade,
+    /// The floor was raised; no day below it is touched yet.
+    FloorRaised,
+    /// A day below the floor is a table by itself, and still there.
+    DayDetached,
+    /// A day below the floor is gone.
+    DayDropped,
     /// The ownership row is locked.
     Fenced,
     /// The claims are inserted.
@@ -54,13 +60,16 @@ pub enum CrashPoint {
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 24] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
         Self::LeftoversConverted,
         Self::Decoded,
         Self::DayMade,
+        Self::FloorRaised,
+        Self::DayDetached,
+        Self::DayDropped,
         Self::Fenced,
         Self::Claimed,
         Self::DueLocked,
@@ -88,6 +97,9 @@ impl CrashPoint {
             Self::LeftoversConverted => "leftovers_converted",
             Self::Decoded => "decoded",
             Self::DayMade => "day_made",
+            Self::FloorRaised => "floor_raised",
+            Self::DayDetached => "day_detached",
+            Self::DayDropped => "day_dropped",
             Self::Fenced => "fenced",
             Self::Claimed => "claimed",
             Self::DueLocked => "due_locked",

@@ -26,6 +26,7 @@ pub mod window;
 pub mod batch;
 pub mod dedup;
 mod due;
+mod horizon;
 pub mod pace;
 pub mod refusal;
 mod requests;

@@ -21,6 +21,7 @@ pub mod batch_text;
 pub mod conditions;
 pub mod consumed_partitions;
 pub mod dead_letters;
+pub mod forgetting;
 pub mod held_events;
 pub mod held_requests;
 pub mod held_turns;
