@@ -205,8 +205,7 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
     readiness.set(Readiness::SCHEMA);
     certificate::before_the_start(config, &mut session).await.map_err(|objection| match objection {
         Objection::Failed(_) => Prepare::Never(anyhow::anyhow!("{objection}")),
-        Objection::Database(_) => Prepare::NotYet { latch: Readiness::DATABASE, reason: objection.to_string() },
-        Objection::Broker(_) => Prepare::NotYet { latch: Readiness::ASSIGNMENT, reason: objection.to_string() },
+        Objection::NotAsked(_) => Prepare::NotYet { latch: Readiness::DATABASE, reason: objection.to_string() },
     })?;
     let floor = match retention::floor(&mut session).await.map_err(database)? {
         Some(floor) => floor,

@@ -18,6 +18,7 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use serde_json::json;
+use tracing::warn;
 
 pub use self::condition::{Condition, Weight};
 use crate::config::Config;
@@ -55,9 +56,7 @@ pub enum Objection {
     /// A blocking condition does not hold: waiting does not help.
     Failed(Vec<Finding>),
     /// The database could not be asked for one.
-    Database(Finding),
-    /// The broker could not be asked for one.
-    Broker(Finding),
+    NotAsked(Finding),
 }
 
 /// Asks for everything.
@@ -97,11 +96,16 @@ pub async fn before_the_start(config: &Config, session: &mut Session) -> Result<
     if !failed.is_empty() {
         return Err(Objection::Failed(failed));
     }
-    match others.into_iter().find(|finding| finding.verdict == Verdict::NotAsked) {
-        Some(finding) if finding.condition == Condition::CleanupPolicy => Err(Objection::Broker(finding)),
-        Some(finding) => Err(Objection::Database(finding)),
-        None => Ok(()),
+    let mut open = None;
+    for finding in others.into_iter().filter(|finding| finding.verdict == Verdict::NotAsked) {
+        if finding.condition == Condition::CleanupPolicy {
+            // A broker that is away is waited for anyway, and one that keeps its settings to itself must not keep the engine down.
+            warn!(condition = finding.condition.name(), reason = finding.found, "not asked: `onceward check` does not call it ok");
+        } else {
+            open.get_or_insert(finding);
+        }
     }
+    open.map_or(Ok(()), |finding| Err(Objection::NotAsked(finding)))
 }
 
 /// A connection of its own, to ask with.
@@ -216,7 +220,7 @@ impl fmt::Display for Objection {
                 let lines = findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
                 write!(f, "the guarantee would not hold, so nothing is read (`onceward check` tells all of it):\n{lines}")
             }
-            Self::Database(finding) | Self::Broker(finding) => {
+            Self::NotAsked(finding) => {
                 write!(f, "{} could not be asked: {}", finding.condition.name(), finding.found)
             }
         }

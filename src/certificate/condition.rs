@@ -114,7 +114,7 @@ conditions! {
         "nothing is read until it does";
     CleanupPolicy = "cleanup_policy", Blocking,
         "the topic's `cleanup.policy` has no `compact`",
-        "compaction removes events before they are read, and leaves nothing but a hole";
+        "compaction removes events before they are read, and leaves nothing but a hole; a broker that does not tell is not waited for";
     TopicRetention = "topic_retention", Advisory,
         "what the topic can deliver again (`retention.ms` + `segment.ms` + `file.delete.delay.ms`) is not older than `retention.retention_ms`",
         "what is delivered after its claim is forgotten is held as `beyond_horizon`, for a person to decide";
