@@ -3,7 +3,8 @@
 //! In: a checked configuration and a handler. Out: success, or why the process must end. It owns the actor system. Whatever core part
 //! dies, the process ends non-zero within seconds and with readiness red: a service that is half alive is worse than one that restarts.
 //!
-//! Invariant: nothing is read before the schema is current, and success means that the group was left in order.
+//! Invariant: nothing is read before the schema is current and every blocking condition holds, and success means that the group was left in
+//! order.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -18,10 +19,12 @@ use uuid::Uuid;
 
 use crate::admin::Admin;
 use crate::billing::Billing;
+use crate::certificate::{self, Objection};
 use crate::config::{Config, ProviderConfig, ProviderKind};
 use crate::handler::{Handler, Pause};
 use crate::held::RetryPolicy;
 use crate::metrics;
+use crate::pipeline::client::Client;
 use crate::pipeline::dedup::Engine;
 use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::payment::PaymentActor;
@@ -31,7 +34,7 @@ use crate::pipeline::supervisor::{Shutdown, Supervisor, Wiring};
 use crate::pipeline::takeover::Rules;
 use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
-use crate::provider::{self, Breaker, Client, Profile};
+use crate::provider::{self, Breaker};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
 use crate::store::{self, Store, attempts, held_events, held_requests, retention};
@@ -44,8 +47,6 @@ const LEAVE: Duration = Duration::from_secs(10);
 const UPKEEP: Duration = Duration::from_secs(2);
 /// From when on readiness tells that the downstream is not called.
 const PAUSE_IS_LONG: Duration = Duration::from_secs(5);
-/// How often days are made ahead.
-const DAYS_AHEAD: Duration = Duration::from_secs(3600);
 
 /// Ends the process with a reason: the first one counts.
 #[derive(Clone, Debug)]
@@ -111,10 +112,12 @@ async fn serve_until<H: Handler>(
     };
     say_start(&config, floor);
 
-    let Started { supervisor, engine } = start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
+    let Started { supervisor, engine, client } =
+        start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
     if config.held.dead_letters {
         actix::spawn(relay(&config, store.clone()).run());
     }
+    actix::spawn(crate::retention::upkeep(config.clone(), Arc::clone(&engine), client));
     actix::spawn(upkeep(config.clone(), engine, readiness.clone()));
 
     tokio::select! {
@@ -135,36 +138,14 @@ async fn serve_until<H: Handler>(
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
 fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
-    let ProviderConfig {
-        kind,
-        url,
-        token,
-        call_timeout,
-        max_in_flight,
-        breaker_failures,
-        amount,
-        key_life,
-        key_life_margin,
-        retry_after_cap,
-        ..
-    } = config.provider.clone();
-    let profile = Profile {
-        amount,
-        key_life,
-        key_life_margin,
-        retry_after_cap,
-        query: config.provider.query,
-        query_settle: config.provider.query_settle,
-        replays_stored_answers: config.provider.replays_stored_answers,
-    };
+    let ProviderConfig { kind, max_in_flight, breaker_failures, .. } = config.provider;
+    let profile = config.provider.profile();
     let client = match kind {
         ProviderKind::None => None,
         ProviderKind::Http => {
-            let url = url.context("provider.url is missing")?.to_string();
-            let token = token.map(|token| token.expose().to_owned());
-            let client = Client::new(&provider::Settings { url, token, call_timeout, max_in_flight, profile: profile.clone() })?;
+            let settings = config.provider.settings().context("provider.url is missing")?;
             // Only for an actor that lives: a notice that is dropped asks for the end of the process.
-            Some((client, fatal.notice("PaymentActor")))
+            Some((provider::Client::new(&settings)?, fatal.notice("PaymentActor")))
         }
     };
     Ok(move |store: &Store| match client {
@@ -187,7 +168,8 @@ fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Waits for the database, brings the schema up to date, writes the floor's first value, makes the days ahead.
+/// Waits for the database, brings the schema up to date, asks for the blocking conditions, writes the floor's first value, makes the days
+/// ahead.
 async fn prepare(config: &Config, store: &Store, readiness: &Readiness) -> anyhow::Result<Uuid> {
     let mut waited = false;
     loop {
@@ -221,6 +203,10 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
         info!(?applied, "schema migrated");
     }
     readiness.set(Readiness::SCHEMA);
+    certificate::before_the_start(config, &mut session).await.map_err(|objection| match objection {
+        Objection::Failed(_) => Prepare::Never(anyhow::anyhow!("{objection}")),
+        Objection::NotAsked(_) => Prepare::NotYet { latch: Readiness::DATABASE, reason: objection.to_string() },
+    })?;
     let floor = match retention::floor(&mut session).await.map_err(database)? {
         Some(floor) => floor,
         None => {
@@ -229,7 +215,8 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
                 .await
                 .map_err(|error| Prepare::Never(error.into()))?;
             let oldest = oldest.map_err(|reason| Prepare::NotYet { latch: Readiness::ASSIGNMENT, reason })?;
-            retention::init_floor(&mut session, config.retention.retention, oldest).await.map_err(database)?
+            let kept = config.retention.replay_horizon.max(Some(config.retention.retention)).unwrap_or_default();
+            retention::init_floor(&mut session, kept, oldest).await.map_err(database)?
         }
     };
     retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await.map_err(database)?;
@@ -256,6 +243,7 @@ fn say_start(config: &Config, floor: Uuid) {
 struct Started<H: Handler> {
     supervisor: Addr<Supervisor<H>>,
     engine: Arc<Engine<H>>,
+    client: Client,
 }
 
 fn start<H: Handler>(
@@ -303,14 +291,14 @@ fn start<H: Handler>(
         workers,
         offsets,
         commands,
-        client,
+        client: client.clone(),
         rules: Rules { start: config.kafka.start, on_gap: config.kafka.on_gap },
         drain: config.pipeline.drain,
         status,
         readiness,
         fatal: fatal.clone(),
     };
-    Ok(Started { supervisor: Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine })
+    Ok(Started { supervisor: Supervisor::new(wiring, asked, fatal.notice("Supervisor")).start(), engine, client })
 }
 
 fn relay(config: &Config, store: Store) -> Relay {
@@ -327,7 +315,6 @@ fn owner() -> String {
 /// What must be looked at now and then, whoever owns the partitions. Every failure here is the database's, and shows in readiness.
 async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: Readiness) {
     let (store, status) = (&engine.store, &engine.status);
-    let mut days_made = actix::clock::Instant::now();
     let mut ticks = actix::clock::interval(UPKEEP);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -335,30 +322,35 @@ async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: R
         show_pools(store);
         metrics::upkeep();
         show_pause(engine.handler.pause(), status, &readiness);
-        let make_days = days_made.elapsed() >= DAYS_AHEAD;
-        match upkeep_once(&config, store, status, make_days).await {
-            Ok(()) => {
-                readiness.set(Readiness::DATABASE);
-                if make_days {
-                    days_made = actix::clock::Instant::now();
-                }
-            }
+        match upkeep_once(&config, store, status, &readiness).await {
+            Ok(()) => readiness.set(Readiness::DATABASE),
             Err(error) => readiness.clear(Readiness::DATABASE, error.to_string()),
         }
     }
 }
 
-async fn upkeep_once(config: &Config, store: &Store, status: &Status, make_days: bool) -> Result<(), store::DbError> {
+async fn upkeep_once(config: &Config, store: &Store, status: &Status, readiness: &Readiness) -> Result<(), store::DbError> {
     let mut session = store.control.get().await?;
     // What an owner that never came back has left open: older than any transaction can be.
     attempts::convert_stale(&mut session, config.database.transaction_budget).await?;
-    if make_days {
-        retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await?;
+    let kept = retention::kept(&mut session).await?;
+    metrics::days(&kept);
+    if kept.days_ahead() < i64::from(config.retention.days_ahead) {
+        make_days(config, &mut session, readiness, kept.days_ahead()).await;
+    } else {
+        readiness.set(Readiness::DAYS);
     }
     let (group, topic) = (&config.kafka.group, &config.kafka.topic);
     let held = held_events::counts(&mut session, group, topic).await?;
     status.held(held, held_requests::count(&mut session, group, topic).await?);
     Ok(())
+}
+
+/// Nothing stands still yet when a day cannot be made, so it is told days before it hurts.
+async fn make_days(config: &Config, session: &mut store::Session, readiness: &Readiness, ahead: i64) {
+    if let Err(error) = retention::ensure_days_ahead(session, config.retention.days_ahead).await {
+        readiness.clear(Readiness::DAYS, format!("no day can be made, and {ahead} are there after today: {error}"));
+    }
 }
 
 /// A downstream that asks for a second of peace is no reason to take this process out of a rotation.

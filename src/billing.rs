@@ -20,7 +20,7 @@ use uuid::Uuid;
 use self::verdict::Verdict;
 use crate::crash::CrashPoint;
 use crate::event::{self, OrderConfirmed};
-use crate::handler::{BatchContext, Claimed, Event, Found, Handler, Outcome, Pause, Rejection};
+use crate::handler::{BatchContext, Claimed, Event, Found, Handler, Outcome, Pause, Rejection, Trace};
 use crate::pipeline::payment::{Called, Charge, ChargeBatch, Kept, PaymentActor};
 use crate::provider::{Breaker, Profile};
 use crate::record::{Record, SourceId};
@@ -82,6 +82,17 @@ impl Handler for Billing {
                 write_rows(tx, rows).await.map(|written| written.into_iter().map(|row| row.unwrap_or(Outcome::Applied)).collect())
             }
         }
+    }
+
+    /// A payment outlives its claim.
+    async fn traces(&self, tx: &mut Session, events: &[&OrderConfirmed]) -> Result<Vec<Trace>, DbError> {
+        let ids: Vec<Uuid> = events.iter().map(|event| event.event_id).collect();
+        let payments = payments::look_up(tx, &ids).await?;
+        let trace = |event: &&OrderConfirmed| {
+            let payment = payments.iter().find(|payment| payment.event_id == event.event_id);
+            verdict::trace(event, payment)
+        };
+        Ok(events.iter().map(trace).collect())
     }
 
     fn pause(&self) -> Option<Pause> {

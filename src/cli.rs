@@ -6,10 +6,10 @@
 //! Invariant: nothing is started before the whole configuration has passed its checks.
 
 mod audit;
-mod check;
 mod held;
 mod offsets;
 mod produce;
+mod retention;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -25,6 +25,8 @@ use self::audit::Audit;
 use self::held::Held;
 use self::offsets::Offsets;
 use self::produce::Produce;
+use self::retention::Retention;
+use crate::certificate::{self, Finding};
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
 
@@ -48,15 +50,20 @@ enum Command {
     Run,
     /// Brings the database's schema up to date. Any number of processes may do so at once.
     Migrate,
-    /// Checks configuration, database, schema, dedup key and topic; one line each.
+    /// Asks for every condition under which the guarantee holds, and prints a line for each, with what to do. Changes nothing, charges nobody.
+    ///
+    /// Ends with exit code 1 when any does not hold, or could not be asked.
     Check(Check),
     /// Shows where each partition stands, or passes over records for good.
     Offsets(Offsets),
+    /// Shows what is remembered and what keeps it, or forgets what nobody needs any more.
+    Retention(Retention),
     /// Puts events into the topic, keyed by order id, from a file or generated.
     Produce(Produce),
-    /// Reconciles claims, payments, held events and, where given, the producer's log and the provider's ledger.
+    /// Reconciles the topic (or the producer's log) with claims, payments, held events and, where given, the provider's ledger.
     ///
-    /// Ends with exit code 1 when something is lost or was charged twice.
+    /// Ends with exit code 1 when something is lost, doubled, without an event, or with another amount. It changes nothing and joins no
+    /// group; how far it is shows on a terminal.
     Audit(Audit),
     /// Lists and shows held events, and asks for them to be tried again, given up, or resolved.
     ///
@@ -80,6 +87,15 @@ struct Check {
     /// Prints the effective configuration, secrets redacted, and connects to nothing.
     #[arg(long)]
     show_config: bool,
+    /// A line for people, or one JSON object, for each condition.
+    #[arg(long, value_enum, default_value_t = CheckFormat::Text)]
+    format: CheckFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CheckFormat {
+    Text,
+    Json,
 }
 
 /// How a command ended that did not simply succeed.
@@ -138,12 +154,13 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
     match &cli.command {
         Command::Run => Ok(run(load(&[Need::Kafka, Need::Database, Need::Provider])?)?),
         Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
-        Command::Check(Check { show_config: true }) => Ok(say(&load(&[])?.show())?),
-        Command::Check(Check { show_config: false }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?),
+        Command::Check(Check { show_config: true, .. }) => Ok(say(&load(&[])?.show())?),
+        Command::Check(Check { format, .. }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?, *format),
         Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
+        Command::Retention(arguments) => Ok(retention(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
-        Command::Audit(arguments) => audit(&load(&[Need::Database])?, arguments),
+        Command::Audit(arguments) => audit(&load(arguments.needs())?, arguments),
         #[cfg(feature = "lab")]
         Command::ProviderStub(arguments) => {
             let stub = crate::lab::provider_stub::run(arguments.clone());
@@ -173,10 +190,14 @@ fn database_of(config: &Config) -> String {
     format!("{} (database.url)", config.database.url.redacted_url())
 }
 
-fn check(config: &Config) -> Result<(), Failure> {
-    let findings = runtime()?.block_on(check::findings(config));
-    say(&findings.iter().map(ToString::to_string).collect::<String>())?;
-    if findings.iter().all(check::Finding::is_ok) { Ok(()) } else { Err(Failure::Said) }
+fn check(config: &Config, format: CheckFormat) -> Result<(), Failure> {
+    let findings = runtime()?.block_on(certificate::findings(config));
+    let line = |finding: &Finding| match format {
+        CheckFormat::Text => format!("{finding}\n"),
+        CheckFormat::Json => format!("{}\n", finding.json()),
+    };
+    say(&findings.iter().map(line).collect::<String>())?;
+    if findings.iter().all(Finding::is_fine) { Ok(()) } else { Err(Failure::Said) }
 }
 
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
@@ -184,6 +205,10 @@ fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
 }
 
 fn offsets(config: &Config, arguments: &Offsets) -> anyhow::Result<()> {
+    say(&runtime()?.block_on(arguments.run(config))?)
+}
+
+fn retention(config: &Config, arguments: &Retention) -> anyhow::Result<()> {
     say(&runtime()?.block_on(arguments.run(config))?)
 }
 

@@ -24,6 +24,7 @@ pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
 use self::setting::{choice, settings};
+use crate::provider;
 use crate::store::{self, TimeLimits};
 
 settings! {
@@ -141,8 +142,14 @@ settings! {
 
     /// How long ids are remembered.
     retention: RetentionConfig {
-        /// The life of a claim; 30 days where old events are replayed.
+        /// The least life of a claim; 30 days where old events are replayed. It is longer where Kafka can redeliver older records, where the
+        /// provider remembers keys for longer, and while a partition has not settled what is older.
         retention: Duration = Duration::from_secs(7 * 86_400),
+        /// How old a record can be that Kafka still redelivers. Without it the topic's own settings say so (`retention.ms`, `segment.ms`,
+        /// `file.delete.delay.ms`); a topic that keeps its records for ever needs it, or nothing is ever forgotten.
+        replay_horizon: Option<Duration> = None,
+        /// How often days are dropped that are not needed any more, by one process at a time; also a short time after the start.
+        interval: Duration = Duration::from_secs(86_400),
         /// Day partitions that are made ahead.
         days_ahead: u32 = 7,
         /// An id whose time lies further in the future is held.
@@ -250,6 +257,34 @@ impl DatabaseConfig {
                 idle_in_transaction: self.idle_in_transaction_timeout,
                 budget: self.transaction_budget,
             },
+        }
+    }
+}
+
+impl ProviderConfig {
+    /// What the provider's room must be told; `None` without an address.
+    #[must_use]
+    pub fn settings(&self) -> Option<provider::Settings> {
+        Some(provider::Settings {
+            url: self.url.as_ref()?.to_string(),
+            token: self.token.as_ref().map(|token| token.expose().to_owned()),
+            call_timeout: self.call_timeout,
+            max_in_flight: self.max_in_flight,
+            profile: self.profile(),
+        })
+    }
+
+    /// What this provider does in its own way.
+    #[must_use]
+    pub fn profile(&self) -> provider::Profile {
+        provider::Profile {
+            amount: self.amount,
+            key_life: self.key_life,
+            key_life_margin: self.key_life_margin,
+            retry_after_cap: self.retry_after_cap,
+            query: self.query,
+            query_settle: self.query_settle,
+            replays_stored_answers: self.replays_stored_answers,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Named places on a batch's way where a test can make the process die.
+//! Named places on a batch's way, and on an audit's, where a test can make the process die.
 //!
 //! In: `ONCEWARD_CRASH_POINTS`, a list such as `claimed:kill:3,committed:freeze` (point, what happens, at which passage; the first if
 //! none is named). Out: the process is killed or frozen, the task panics, or the thread hangs. It owns the counts of passages.
@@ -20,6 +20,12 @@ pub enum CrashPoint {
     Decoded,
     /// A missing day was made.
     DayMade,
+    /// The floor was raised; no day below it is touched yet.
+    FloorRaised,
+    /// A day below the floor is a table by itself, and still there.
+    DayDetached,
+    /// A day below the floor is gone.
+    DayDropped,
     /// The ownership row is locked.
     Fenced,
     /// The claims are inserted.
@@ -48,17 +54,22 @@ pub enum CrashPoint {
     Relayed,
     /// An operator's request was read under the fence; nothing of it is done.
     RequestRead,
+    /// An audit has written down how far it has read.
+    RunKept,
 }
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 24] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
         Self::LeftoversConverted,
         Self::Decoded,
         Self::DayMade,
+        Self::FloorRaised,
+        Self::DayDetached,
+        Self::DayDropped,
         Self::Fenced,
         Self::Claimed,
         Self::DueLocked,
@@ -73,6 +84,7 @@ impl CrashPoint {
         Self::OffsetsCommitted,
         Self::Relayed,
         Self::RequestRead,
+        Self::RunKept,
     ];
 
     /// The word that arms it.
@@ -85,6 +97,9 @@ impl CrashPoint {
             Self::LeftoversConverted => "leftovers_converted",
             Self::Decoded => "decoded",
             Self::DayMade => "day_made",
+            Self::FloorRaised => "floor_raised",
+            Self::DayDetached => "day_detached",
+            Self::DayDropped => "day_dropped",
             Self::Fenced => "fenced",
             Self::Claimed => "claimed",
             Self::DueLocked => "due_locked",
@@ -99,6 +114,7 @@ impl CrashPoint {
             Self::OffsetsCommitted => "offsets_committed",
             Self::Relayed => "relayed",
             Self::RequestRead => "request_read",
+            Self::RunKept => "run_kept",
         }
     }
 

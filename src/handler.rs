@@ -307,6 +307,17 @@ pub enum Found {
     NotHappened,
 }
 
+/// What a handler's own rows tell of an event whose id is no longer remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trace {
+    /// Nothing.
+    None,
+    /// It was applied.
+    Applied,
+    /// Another content was applied under its id.
+    OtherContent,
+}
+
 /// Answers of the downstream, by event id, kept until the event is settled: they survive a rolled-back transaction and the
 /// actor that asked, so that a batch which runs again does not call again.
 #[derive(Debug)]
@@ -430,6 +441,16 @@ pub trait Handler: Send + Sync + 'static {
         ctx: &BatchContext<Self::Answer>,
         events: &[Claimed<Self::Event>],
     ) -> impl Future<Output = Result<Vec<Outcome>, DbError>>;
+
+    /// Whether these events were applied, by the handler's own rows: one answer for each, in their order. Asked only of events whose ids
+    /// lie below the retention floor, so that their claims may be forgotten. A handler whose rows do not tell has nothing to say: such an
+    /// event is then held for a person.
+    ///
+    /// # Errors
+    /// Rolls the whole batch back.
+    fn traces(&self, _tx: &mut Session, events: &[&Self::Event]) -> impl Future<Output = Result<Vec<Trace>, DbError>> {
+        std::future::ready(Ok(vec![Trace::None; events.len()]))
+    }
 
     /// Asked before each batch: while the downstream is not to be called, partitions pause.
     fn pause(&self) -> Option<Pause> {

@@ -21,6 +21,8 @@ pub mod produce;
 
 pub mod audit;
 
+pub mod certificate;
+
 pub mod admin;
 pub mod app;
 pub mod cli;

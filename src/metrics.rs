@@ -17,6 +17,7 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 
 use self::series::{Definition, Family, Kind, Series};
 use crate::status::{PartitionStatus, Status};
+use crate::store::retention::Kept;
 
 /// Declares a closed list of label values.
 macro_rules! label {
@@ -263,6 +264,19 @@ pub fn pool_in_use(pool: PoolName, connections: usize) {
     POOL_IN_USE.at(pool as usize).set(connections as f64);
 }
 
+/// What there is of the table of claims.
+pub fn days(kept: &Kept) {
+    DAYS_AHEAD.at(0).set(kept.days_ahead() as f64);
+    let age_seconds = |id| kept.age_ms(id) as f64 / 1000.0;
+    OLDEST_DAY_AGE.at(0).set(kept.days.first().map_or(0.0, |(from, _)| age_seconds(*from)));
+    FLOOR_AGE.at(0).set(kept.floor.map_or(0.0, age_seconds));
+}
+
+/// A run of the cleaner has ended well, or could not go on.
+pub fn cleaner(went_on: bool) {
+    CLEANER_FAILED.at(0).set(f64::from(u8::from(!went_on)));
+}
+
 /// Sorts the samples since the last call into their buckets. To be called every few seconds, or they pile up while nobody scrapes.
 pub fn upkeep() {
     RECORDER.handle().run_upkeep();
@@ -442,6 +456,34 @@ static CLIENT_REPLACEMENTS: Series<Counter> = Series::new(Definition {
     help: "Kafka clients that met a fatal error and were replaced; after three in ten minutes the process ends instead.",
 });
 
+static DAYS_AHEAD: Series<Gauge> = Series::new(Definition {
+    name: "onceward_retention_days_ahead",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "Days after today that the table of claims can take, without a hole; below 1 the next midnight stops partitions.",
+});
+
+static OLDEST_DAY_AGE: Series<Gauge> = Series::new(Definition {
+    name: "onceward_retention_oldest_day_age_seconds",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "How long ago the oldest day began that the table of claims still has; `onceward retention status` says what keeps it.",
+});
+
+static FLOOR_AGE: Series<Gauge> = Series::new(Definition {
+    name: "onceward_retention_floor_age_seconds",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "How old the youngest forgotten id is; an older event is held as beyond_horizon, unless it left other traces.",
+});
+
+static CLEANER_FAILED: Series<Gauge> = Series::new(Definition {
+    name: "onceward_retention_cleaner_failed",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "1 while the last run of the cleaner in this process could not go on; the log says why.",
+});
+
 const BUILD_INFO: Definition = Definition {
     name: "onceward_build_info",
     kind: Kind::Gauge,
@@ -524,6 +566,10 @@ static FAMILIES: &[&dyn Family] = &[
     &CLIENT_ERRORS,
     &CLIENT_REPLACEMENTS,
     &POOL_IN_USE,
+    &DAYS_AHEAD,
+    &OLDEST_DAY_AGE,
+    &FLOOR_AGE,
+    &CLEANER_FAILED,
 ];
 
 /// What is true now, on a recorder that ends with the scrape: no series outlives its partition.

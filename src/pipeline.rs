@@ -6,14 +6,14 @@
 pub mod client;
 pub mod command;
 pub mod handover;
-mod native;
+pub(crate) mod native;
 pub mod poll;
 pub mod pressure;
 pub mod rebalance;
 
 pub mod client_log;
 
-mod broker;
+pub(crate) mod broker;
 pub mod lives;
 pub mod start;
 pub mod supervisor;
@@ -26,6 +26,7 @@ pub mod window;
 pub mod batch;
 pub mod dedup;
 mod due;
+mod horizon;
 pub mod pace;
 pub mod refusal;
 mod requests;

@@ -1,24 +1,38 @@
-//! Which days of ids the table of claims can take.
+//! Which days of ids the table of claims can take, and which it may forget.
 //!
 //! In: ids about to be claimed. Out: their days exist. It owns a memory of days seen, which may lag; the claim itself finds out, and
-//! the batch asks again. Days are made before a batch's transaction, never inside it.
+//! the batch asks again. Days are made before a batch's transaction, never inside it. How long ids are needed is noted in `memory`,
+//! what follows from all notes is decided in `plan`, and the days are dropped in `cleaner`.
 //!
 //! Invariant: a day below the floor is never made.
 
+pub mod cleaner;
+pub mod memory;
+pub mod plan;
+
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::{ClientConfig, Message, TopicPartitionList};
+use tracing::debug;
 use uuid::Uuid;
 
+use self::cleaner::Cleaner;
+use self::memory::Notes;
+use crate::config::Config;
 use crate::crash::CrashPoint;
+use crate::handler::Handler;
+use crate::pipeline::client::Client;
+use crate::pipeline::dedup::Engine;
 use crate::store::retention::{self, day_of};
 use crate::store::{DbError, Store};
 
+/// How often it is looked whether something is due.
+const TICK: Duration = Duration::from_secs(2);
 /// How long reading the first record of every partition may take.
 const OLDEST: Duration = Duration::from_secs(20);
 
@@ -30,6 +44,36 @@ pub struct Days(Mutex<Known>);
 struct Known {
     days: BTreeSet<i64>,
     floor: Option<Uuid>,
+}
+
+/// Says something, and not again while it stays the same.
+#[derive(Debug, Default)]
+struct Once(Option<String>);
+
+/// As long as the service runs: notes what its group needs, and drops what nobody needs. A database that is away shows in readiness, and
+/// nothing here is urgent.
+pub async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, client: Client) {
+    let (mut notes, mut cleaner) = (Notes::default(), Cleaner::new(&config));
+    let mut ticks = actix::clock::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = notes.write(&config, &engine, &client).await {
+            debug!(%error, "what the group needs could not be noted; it is tried again");
+        }
+        if let Some(own) = notes.own() {
+            cleaner.run_if_due(own).await;
+        }
+    }
+}
+
+impl Once {
+    fn say(&mut self, what: String, say: impl FnOnce(&str)) {
+        if self.0.as_deref() != Some(&what) {
+            say(&what);
+            self.0 = Some(what);
+        }
+    }
 }
 
 impl Days {

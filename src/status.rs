@@ -284,6 +284,13 @@ impl PartitionStatus {
         if waits || !self.has_work() { Duration::ZERO } else { self.progressed.elapsed() }
     }
 
+    /// Whether nothing below this end of its log is unsettled. What a rolled-back transaction leaves at the end is not waited for.
+    #[must_use]
+    pub fn has_settled_up_to(&self, end: NextOffset) -> bool {
+        let is_idle = self.window_records == 0 && self.in_flight == 0 && self.frontier.is_some();
+        self.frontier >= Some(end) || is_idle && self.read_to >= Some(end)
+    }
+
     /// Records between the frontier and the end; `None` while either is unknown.
     #[must_use]
     pub fn lag(&self) -> Option<i64> {
@@ -304,6 +311,8 @@ impl Readiness {
     pub const ASSIGNMENT: &'static str = "assignment";
     /// No partition of ours waits for a person.
     pub const PARTITIONS: &'static str = "partitions";
+    /// Days of ids can be made ahead.
+    pub const DAYS: &'static str = "days";
     /// The downstream is called.
     pub const PROVIDER: &'static str = "provider";
 

@@ -18,9 +18,10 @@ pub mod attempts;
 #[cfg(feature = "lab")]
 #[doc(hidden)]
 pub mod batch_text;
+pub mod conditions;
 pub mod consumed_partitions;
 pub mod dead_letters;
-pub mod dedup_key;
+pub mod forgetting;
 pub mod held_events;
 pub mod held_requests;
 pub mod held_turns;

@@ -139,7 +139,7 @@ impl Owner {
             insert_payments: client
                 .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, TEXTS, TEXTS, TEXTS, TEXTS, INT4S])
                 .await?,
-            advance: client.prepare_typed(&text.advance, &[INT8, INT8, INT4, INT8]).await?,
+            advance: client.prepare_typed(&text.advance, &[INT8, INT8, INT8, INT4, INT8]).await?,
             sources,
             text,
             client,
@@ -166,7 +166,8 @@ impl Owner {
         assert_eq!(paid.len(), b.ids.len(), "every payment is new");
         let next_offset = b.offsets.last().map_or(0, |last| last + 1);
         let digest = b.digests.last().copied();
-        let advanced = self.client.execute(&self.advance, &[&next_offset, &digest, &source, &epoch]).await?;
+        let made_ms = Some(1_700_000_000_000_i64);
+        let advanced = self.client.execute(&self.advance, &[&next_offset, &digest, &made_ms, &source, &epoch]).await?;
         assert_eq!(advanced, 1, "the partition is ours");
         self.client.batch_execute(self.text.commit).await
     }

@@ -28,7 +28,9 @@ CREATE TABLE consumed_partition (
     doubt_before       timestamptz, -- and so may events with an older id
     system_identifier  bigint,      -- of the server that was written to first; another one is another database
     timeline           integer,     -- another one is a promoted standby
-    safe_time          timestamptz, -- no unsettled event of the partition is older
+    safe_time          timestamptz, -- no unsettled event of the partition is older; NULL: not known yet
+    remember_ms        bigint,      -- how long the group needs ids remembered; NULL: not known yet, or for ever
+    remember_why       text,        -- what asks for that
     skips              int8multirange, -- offsets that an operator wants passed over
     paused             text,        -- why nothing is consumed
     breaker            text,        -- why the provider is not called
@@ -110,6 +112,8 @@ CREATE TABLE held_event (
     UNIQUE (source_id, source_offset, record_digest),
     CHECK (state <> 'retrying' OR next_attempt_at IS NOT NULL)
 );
+-- What is known of an id whose claim may be forgotten: asked only for ids below the floor.
+CREATE INDEX held_event_event ON held_event (event_id);
 -- Four indexes that hold few rows each. What is open: asked after every batch that holds something, and bounded by held.max_open.
 CREATE INDEX held_event_open ON held_event (source_id, key_digest, id) WHERE state IN ('retrying', 'waiting', 'parked', 'queued');
 -- What operators ask for: looked at every second.

@@ -9,11 +9,11 @@ use serde::Serialize;
 /// The counts and everything that does not add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Records in the producer's log.
+    /// Records in the producer's log, or in what was read of the topic.
     pub produced: Option<u64>,
     /// Distinct ids of valid events among them.
     pub distinct: Option<u64>,
-    /// Events with a payment row that says charged; with a log, of the log's events, as the next two.
+    /// Events with a payment row that says charged; where it is known what was produced, of those events, as the next two.
     pub charged: u64,
     /// Events with a payment row that says declined.
     pub declined: u64,
@@ -29,9 +29,9 @@ pub struct Report {
     pub conflicts: u64,
     /// Charges at the provider beyond one per event.
     pub double_charges: Option<u64>,
-    /// Distinct ids of the log that are in none of charged, declined, held, passed over.
+    /// Distinct ids among them that are in none of charged, declined, held, passed over.
     pub lost: Option<u64>,
-    /// Distinct ids of the log that are in none of them because the group has not read them yet.
+    /// Distinct ids among them that are in none of them because the group has not read them yet.
     pub unread: Option<u64>,
     /// One sentence per kind of fault, with a count and some ids.
     pub problems: Vec<String>,
@@ -104,7 +104,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = [
-            ("records produced", self.produced, "in the producer's log"),
+            ("records produced", self.produced, "in the producer's log, or in what was read of the topic"),
             ("  distinct events", self.distinct, "valid, each id counted once; each must be in one of the next four"),
             ("    charged", Some(self.charged), "one payment row each"),
             ("    declined", Some(self.declined), "the provider said no; one payment row each"),
@@ -125,11 +125,11 @@ impl fmt::Display for Report {
             return match (self.lost, self.double_charges) {
                 (Some(_), Some(_)) => write!(f, "\nIt adds up."),
                 (Some(_), None) => write!(f, "\nIt adds up, as far as was asked: without --ledger nobody knows of double charges."),
-                (None, Some(_)) => write!(f, "\nIt adds up, as far as was asked: without --log nobody knows what is lost."),
+                (None, Some(_)) => write!(f, "\nIt adds up, as far as was asked: without topic and log nobody knows what is lost."),
                 (None, None) => {
                     write!(
                         f,
-                        "\nIt adds up, as far as was asked: without --log and --ledger nobody knows of losses and double charges."
+                        "\nIt adds up, as far as was asked: without topic, log and --ledger nobody knows of losses and double charges."
                     )
                 }
             };
@@ -186,7 +186,8 @@ mod tests {
     fn a_stranger_gets_a_table_with_a_verdict() {
         let table = report().to_string();
         assert!(
-            table.starts_with("records produced        1,234,567   in the producer's log\n") && table.ends_with("\n\nIt adds up."),
+            table.starts_with("records produced        1,234,567   in the producer's log, or")
+                && table.ends_with("\n\nIt adds up."),
             "{table}"
         );
         let wrong = Report { problems: vec!["1 charged more than once under its key: x".to_owned()], ..report() };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::event::OrderConfirmed;
-use crate::handler::{Event, Outcome};
+use crate::handler::{Event, Outcome, Trace};
 use crate::pipeline::payment::{Called, Charge, Kept};
 use crate::provider::{Answer, Profile, ProviderQuery};
 use crate::store::attempts::{BegunAttempt, KnownAttempt, NewAttempt};
@@ -277,6 +277,15 @@ fn row(event: &OrderConfirmed, status: PaymentStatus, provider_charge_id: Option
 
 fn pays(payment: &PaymentRow, event: &OrderConfirmed) -> bool {
     (payment.order_id, payment.customer_id, payment.amount) == (event.order_id, event.customer_id, event.total)
+}
+
+/// What a payment tells of an event whose claim is forgotten.
+pub(super) fn trace(event: &OrderConfirmed, payment: Option<&PaymentRow>) -> Trace {
+    match payment {
+        None => Trace::None,
+        Some(payment) if pays(payment, event) => Trace::Applied,
+        Some(_) => Trace::OtherContent,
+    }
 }
 
 fn same_payment(a: &PaymentRow, b: &PaymentRow) -> bool {

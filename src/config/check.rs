@@ -195,6 +195,9 @@ fn others(config: &Config, faults: &mut Vec<Fault>) {
     if config.retention.retention < DAY {
         push(faults, "retention.retention_ms", format!("must be a day ({}) at least", DAY.as_millis()));
     }
+    if config.retention.interval < SHORTEST_INTERVAL {
+        push(faults, "retention.interval_ms", format!("must be at least {}", SHORTEST_INTERVAL.as_millis()));
+    }
     if kafka.assignor == Assignor::Broker && kafka.options.get("heartbeat.interval.ms").is_some() {
         push(faults, "kafka.options.heartbeat.interval.ms", "is the broker's own setting with the assignor `broker`".to_owned());
     }
@@ -220,6 +223,9 @@ fn others(config: &Config, faults: &mut Vec<Fault>) {
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
+
+/// More often there is nothing new to see.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 fn push(faults: &mut Vec<Fault>, key: &str, problem: String) {
     faults.push(Fault { key: key.to_owned(), origin: None, problem });

@@ -89,6 +89,7 @@ const BLANK: &[(&str, &str)] = &[
     ("database.url", "\"postgres://onceward:password@db:5432/onceward\""),
     ("provider.url", "\"http://payments:8080\""),
     ("provider.token", "\"…\""),
+    ("retention.replay_horizon_ms", "2_592_000_000"),
 ];
 
 /// A duration as people say it.

@@ -228,6 +228,20 @@ impl Setting for Duration {
     }
 }
 
+/// A time that is not always said.
+impl Setting for Option<Duration> {
+    const SUFFIX: &'static str = Duration::SUFFIX;
+    const KIND: &'static str = Duration::KIND;
+
+    fn read(raw: &Raw) -> Result<Self, String> {
+        Duration::read(raw).map(Some)
+    }
+
+    fn show(&self) -> Option<String> {
+        self.and_then(|duration| duration.show())
+    }
+}
+
 impl Setting for bool {
     const KIND: &'static str = "`true` or `false`";
 

@@ -106,6 +106,10 @@ impl Postgres {
             ("max_connections".to_owned(), options.max_connections.to_string()),
             ("fsync".to_owned(), if options.fsync { "on" } else { "off" }.to_owned()),
         ];
+        if !options.fsync {
+            // An engine refuses such a server, unless that is said.
+            settings.push(("onceward.no_fsync".to_owned(), "accepted".to_owned()));
+        }
         settings.extend(options.settings.iter().cloned());
         let mut postgres = Self {
             binaries,

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use crate::event::Money;
-use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection};
+use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection, Trace};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
 use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips, SourceId};
@@ -158,19 +158,47 @@ impl<'a, E: Event> Batch<'a, E> {
         self.items.iter().filter(|item| item.fate == Fate::Open).filter_map(|item| item.event_id)
     }
 
-    /// Ids below the floor are never new: they are held. Out: the rows to claim.
-    pub fn claims(&mut self, floor: Option<Uuid>) -> Vec<ClaimRow> {
-        let mut rows = Vec::with_capacity(self.items.len());
-        for item in self.items.iter_mut().filter(|item| item.fate == Fate::Open) {
-            let (Some(event_id), Some(digest)) = (item.event_id, item.digest) else { continue };
-            if floor.is_some_and(|floor| event_id < floor) {
-                let error = "the id is older than the retention floor: whether it was applied is not remembered".to_owned();
-                item.fate = Fate::Held(Hold::unclaimed(HeldReason::BeyondHorizon, error));
+    /// Open events whose ids lie below the floor: they are never new.
+    pub fn below(&self, floor: Uuid) -> Vec<&E> {
+        self.items.iter().filter(|item| item.is_below(floor)).filter_map(|item| item.event.as_ref()).collect()
+    }
+
+    /// Takes what is known of the events below the floor: `settled` ids were settled before, by anything of this group but a claim;
+    /// `seen` are claims whose day is still there; `traces` are the handler's own, in the order of [`Batch::below`]. Who is known to nobody
+    /// is held.
+    ///
+    /// # Panics
+    /// When there is not one trace for each.
+    pub fn beyond_horizon(&mut self, floor: Uuid, source: SourceId, settled: &HashSet<Uuid>, seen: &[Seen], traces: &[Trace]) {
+        let below = |item: &&mut Item<'_, E>| item.is_below(floor);
+        let count = self.items.iter().filter(|item| item.is_below(floor)).count();
+        assert_eq!(count, traces.len(), "a handler returns one trace for each event");
+        let seen: HashMap<Uuid, &Seen> = seen.iter().map(|seen| (seen.event_id, seen)).collect();
+        for (item, trace) in self.items.iter_mut().filter(below).zip(traces) {
+            let (Some(id), Some(digest)) = (item.event_id, item.digest) else { continue };
+            let claim = seen.get(&id);
+            let contradicts = claim.is_some_and(|claim| claim.digest.is_some_and(|known| digest.contradicts(known)));
+            item.fate = if *trace == Trace::OtherContent || contradicts {
+                Fate::Held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()))
+            } else if let Some(claim) = claim {
+                Fate::Duplicate { same_record: (claim.source, claim.offset) == (Some(source), Some(item.record.offset)) }
+            } else if *trace == Trace::Applied || settled.contains(&id) {
+                // Which record it was is not remembered; one that is as old as the event is taken for it.
+                let made = item.record.timestamp_ms.and_then(|ms| u64::try_from(ms).ok());
+                Fate::Duplicate { same_record: made.is_some_and(|ms| ms < unix_ms(floor)) }
             } else {
-                rows.push(ClaimRow { event_id, digest, offset: item.record.offset });
-            }
+                Fate::Held(Hold::unclaimed(HeldReason::BeyondHorizon, FORGOTTEN.to_owned()))
+            };
         }
-        rows
+    }
+
+    /// The rows to claim: those of all events that are still open.
+    #[must_use]
+    pub fn claims(&self) -> Vec<ClaimRow> {
+        let open = self.items.iter().filter(|item| item.fate == Fate::Open);
+        let row =
+            |item: &Item<'_, E>| Some(ClaimRow { event_id: item.event_id?, digest: item.digest?, offset: item.record.offset });
+        open.filter_map(row).collect()
     }
 
     /// Open events that the claim did not return and the look-up found: a duplicate, or another event under the same id. Out: the ids
@@ -311,6 +339,12 @@ impl<'a, E: Event> Batch<'a, E> {
     }
 }
 
+impl<E> Item<'_, E> {
+    fn is_below(&self, floor: Uuid) -> bool {
+        self.fate == Fate::Open && self.event.is_some() && self.event_id.is_some_and(|id| id < floor)
+    }
+}
+
 impl Hold {
     /// Held without a claim, for a person.
     fn parked(rejection: Rejection) -> Self {
@@ -366,6 +400,8 @@ impl Hold {
 pub(super) const BEHIND: &str = "an earlier event of its key is held";
 /// What a row says whose id is not of this time.
 pub(super) const FUTURE: &str = "the id's time lies in the future beyond retention.future_skew_ms";
+/// What a row says whose id is not remembered.
+const FORGOTTEN: &str = "the id is older than the retention floor, and nothing tells whether it was applied";
 /// What a row says whose id has been claimed with another content.
 pub(super) const OTHER_CONTENT: &str = "this id was applied with another content";
 
@@ -417,6 +453,8 @@ fn fate(outcome: Outcome, retry: &RetryPolicy) -> Fate {
 fn shared_fate(first: &Fate) -> Fate {
     match first {
         Fate::GivenBack { wait } => Fate::GivenBack { wait: *wait },
+        // One row of it is enough: a person decides about the event.
+        Fate::Held(hold) if hold.reason == HeldReason::BeyondHorizon => Fate::Duplicate { same_record: false },
         Fate::Held(hold) if !hold.owns_claim => Fate::Held(Hold::unclaimed(hold.reason, hold.error.clone())),
         Fate::Held(_) | Fate::Duplicate { .. } | Fate::Applied | Fate::Declined => Fate::Duplicate { same_record: false },
         Fate::Open | Fate::Repeat { .. } | Fate::Skipped => {
@@ -509,7 +547,7 @@ mod tests {
     fn what_is_passed_over_is_settled_and_never_the_first_of_a_repeat() {
         let window = window(&[&[1, 1], &[1, 1], &[1, 2], &[2, 1]]);
         let mut batch = passing_over(&window, Skips::new(vec![(0, 1), (3, 4)]));
-        assert_eq!(batch.claims(None).iter().map(|row| row.offset).collect::<Vec<_>>(), [Offset(1)]);
+        assert_eq!(batch.claims().iter().map(|row| row.offset).collect::<Vec<_>>(), [Offset(1)]);
         assert_eq!(batch.take_claimed(&Doubt::default()).len(), 1);
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.given_back(), []);
@@ -531,7 +569,7 @@ mod tests {
     fn a_duplicate_inside_the_batch_and_one_from_before_change_nothing() {
         let window = window(&[&[1, 1], &[2, 1], &[1, 1], &[3, 1]]);
         let mut batch = decoded(&window);
-        assert_eq!(batch.claims(None).len(), 3, "a repeat is not claimed");
+        assert_eq!(batch.claims().len(), 3, "a repeat is not claimed");
         let claimed = HashSet::from([id(3), id(1)]);
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
         assert!(batch.seen(SourceId(1), &claimed, &[seen]).is_empty());
@@ -597,7 +635,9 @@ mod tests {
     fn an_id_below_the_floor_or_in_the_future_is_never_claimed() {
         let window = window(&[&[1, 1], &[2, 1]]);
         let mut batch = decoded(&window);
-        assert_eq!(batch.claims(Some(id(2))).len(), 1);
+        assert_eq!(batch.below(id(2)).len(), 1);
+        batch.beyond_horizon(id(2), SourceId(1), &HashSet::new(), &[], &[Trace::None]);
+        assert_eq!(batch.claims().len(), 1);
         batch.take_claimed(&Doubt::default());
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.held()[0].reason, HeldReason::BeyondHorizon);
@@ -606,6 +646,33 @@ mod tests {
         let early = Batch::decode(&Tells, window.records(), &Skips::default(), before_all, Duration::ZERO, &HashSet::new());
         assert_eq!(early.open_ids().count(), 0);
         assert_eq!(early.held()[1].reason, HeldReason::Future);
+    }
+
+    // CASES F02
+    #[test]
+    fn below_the_floor_an_event_is_known_by_its_traces_and_what_nobody_knows_is_held_once() {
+        let window = window(&[&[1, 1], &[2, 1], &[3, 1], &[4, 1], &[5, 1], &[6, 1], &[6, 1], &[7, 1]]);
+        let mut batch = decoded(&window);
+        assert_eq!(batch.below(id(7)).len(), 6, "a repeat shares the fate of its first");
+        let claim = |last, hash: u64| Seen {
+            event_id: id(last),
+            digest: Some(EventDigest::new(1, hash << 8)),
+            source: Some(SourceId(1)),
+            offset: Some(Offset(2)),
+        };
+        let traces = [Trace::Applied, Trace::None, Trace::None, Trace::None, Trace::OtherContent, Trace::None];
+        let settled = HashSet::from([id(2), id(5)]);
+        batch.beyond_horizon(id(7), SourceId(1), &settled, &[claim(3, 1), claim(4, 9)], &traces);
+        assert_eq!(batch.claims().iter().map(|row| row.event_id).collect::<Vec<_>>(), [id(7)]);
+        batch.take_claimed(&Doubt::default());
+        batch.conclude(vec![Outcome::Applied], &RETRY);
+        let held: Vec<_> = batch.held().iter().map(|held| (held.event_id, held.reason, held.owns_claim)).collect();
+        let parked = |last, reason| (Some(id(last)), reason, false);
+        let (conflict, beyond) = (HeldReason::Conflict, HeldReason::BeyondHorizon);
+        assert_eq!(held, [parked(4, conflict), parked(5, conflict), parked(6, beyond)]);
+        let duplicates: Vec<_> = batch.duplicates().map(|(offset, same_record, _)| (offset.0, same_record)).collect();
+        assert_eq!(duplicates, [(0, false), (1, false), (2, true), (6, false)]);
+        assert_eq!(batch.counts(), Counts { applied: 1, duplicates: 4, held: 3, ..Counts::default() });
     }
 
     #[test]

@@ -16,14 +16,14 @@ use crate::pipeline::rebalance::Rebalances;
 use crate::record::{NextOffset, Offset};
 
 /// Stands beside every offset that we commit, so that one which somebody else has set is told from ours.
-pub(super) const COMMITTED_BY: &str = "onceward";
+pub(crate) const COMMITTED_BY: &str = "onceward";
 
 /// For one question.
 const BROKER: Duration = Duration::from_secs(5);
 
 /// What the broker says about a partition.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Log {
+pub(crate) struct Log {
     /// The group's offset.
     pub committed: Option<NextOffset>,
     /// That offset was not committed by an owner of ours: somebody has set the group.
@@ -35,7 +35,7 @@ pub(super) struct Log {
 }
 
 /// Puts a blocking question to the broker, off the actors' thread.
-pub(super) async fn ask<T: Send + 'static>(
+pub(crate) async fn ask<T: Send + 'static>(
     client: &Client,
     topic: &str,
     question: impl FnOnce(&BaseConsumer<Rebalances>, &str) -> Result<T, String> + Send + 'static,
@@ -47,7 +47,7 @@ pub(super) async fn ask<T: Send + 'static>(
 }
 
 /// One past the newest record of every partition of the topic.
-pub(super) fn log_ends(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<BTreeMap<i32, NextOffset>, String> {
+pub(crate) fn log_ends(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<BTreeMap<i32, NextOffset>, String> {
     let metadata = consumer.fetch_metadata(Some(topic), BROKER).map_err(|error| error.to_string())?;
     let known = metadata.topics().iter().find(|known| known.name() == topic).ok_or("the topic does not exist")?;
     let partitions: Vec<i32> = known.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect();
@@ -55,7 +55,7 @@ pub(super) fn log_ends(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Resu
 }
 
 /// What the broker says of these partitions. A failed offset fetch is an error, never "no offset".
-pub(super) fn read_logs(
+pub(crate) fn read_logs(
     consumer: &BaseConsumer<Rebalances>,
     topic: &str,
     partitions: &[i32],

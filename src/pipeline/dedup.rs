@@ -24,6 +24,7 @@ use crate::held::RetryPolicy;
 use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::{Which, run_held};
+use crate::pipeline::horizon;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::refusal::{Refusal, row_error};
 use crate::pipeline::requests::run_requests;
@@ -186,7 +187,7 @@ pub(super) enum BatchError {
     Fenced,
     #[error("consumed_partition.next_offset is {found:?}, but this owner wrote {written:?}: the database went back in time")]
     WentBack { found: Option<NextOffset>, written: Written },
-    #[error("no day partition of processed_event takes these ids, although they were made")]
+    #[error("no day partition of processed_event takes these ids, although they were made, or one was taken away again and again")]
     NoDay,
     #[error("{0} claimed ids are neither inserted nor found: a trigger or a foreign unique index swallows rows of processed_event")]
     Swallowed(usize),
@@ -361,7 +362,7 @@ async fn run_window<H: Business>(
         let settling = Instant::now();
         let unclaim = batch.unclaim(&claimed);
         if !unclaim.is_empty() {
-            processed_events::give_back(tx, &engine.group, &unclaim).await?;
+            horizon::give_back(tx, &engine.group, &unclaim).await?;
         }
         let held = batch.held();
         let holds = !held.is_empty();
@@ -373,7 +374,8 @@ async fn run_window<H: Business>(
         let given_back = batch.given_back();
         let frontier = window.frontier(&given_back);
         if Some(frontier.next_offset) != run.written.surely || run.written.perhaps.is_some() {
-            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record).await?;
+            let made = window.made_first();
+            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made).await?;
             CrashPoint::FrontierWritten.passed();
         }
         *perhaps = Some(frontier.next_offset);
@@ -423,8 +425,10 @@ async fn claim<H: Business>(
     batch: &mut Batch<'_, H::Event>,
 ) -> Result<HashSet<Uuid>, BatchError> {
     let started = Instant::now();
-    let floor = fence(tx, run).await?;
-    let rows = batch.claims(floor);
+    if let Some(floor) = fence(tx, run).await? {
+        horizon::look(engine, tx, run.source, floor, batch).await?;
+    }
+    let rows = batch.claims();
     let mut claimed = HashSet::new();
     if !rows.is_empty() {
         claimed = claim_rows(engine, tx, run.source, &rows).await?;

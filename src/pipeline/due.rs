@@ -17,6 +17,7 @@ use crate::handler::{Claimed, Event, EventDigest, Handler as Business, HeldReaso
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, FUTURE, OTHER_CONTENT, decode_guarded, is_future};
 use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, claim_rows, fence, report};
+use crate::pipeline::horizon;
 use crate::pipeline::refusal::{Refusal, row_error};
 use crate::record::KeyDigest;
 use crate::store::held_events::{self, HeldState, HeldUpdate};
@@ -111,7 +112,7 @@ async fn give_back<H>(
     ids: impl Iterator<Item = Uuid>,
 ) -> Result<(), BatchError> {
     let (below, above): (Vec<Uuid>, Vec<Uuid>) = ids.partition(|id| floor.is_some_and(|floor| *id < floor));
-    processed_events::give_back(tx, &engine.group, &above).await?;
+    horizon::give_back(tx, &engine.group, &above).await?;
     horizon_claims::give_back(tx, &engine.group, &below).await?;
     Ok(())
 }

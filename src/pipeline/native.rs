@@ -12,7 +12,7 @@ use crate::pipeline::rebalance::Rebalances;
 use crate::record::{Header, NextOffset, Offset, Record};
 
 /// Copies everything out of librdkafka's memory.
-pub(super) fn own(message: &BorrowedMessage<'_>) -> Record {
+pub(crate) fn own(message: &BorrowedMessage<'_>) -> Record {
     Record {
         partition: message.partition(),
         offset: Offset(message.offset()),

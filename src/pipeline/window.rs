@@ -241,6 +241,13 @@ impl WindowBatch {
         self.open.iter().map(|open| &*open.record)
     }
 
+    /// When the first of its records was made, in milliseconds since 1970: nothing that comes later is expected to be older. One producer
+    /// whose clock is ahead does not move it.
+    #[must_use]
+    pub fn made_first(&self) -> Option<i64> {
+        self.records().filter_map(|record| record.timestamp_ms).min()
+    }
+
     /// The frontier that this batch's transaction writes, given the records it gives back.
     #[must_use]
     pub fn frontier(&self, given_back: &[Offset]) -> Position {

@@ -45,7 +45,7 @@ pub struct LogLine {
 }
 
 impl LogLine {
-    pub(super) fn of(partition: i32, offset: i64, payload: Option<&[u8]>) -> Self {
+    pub(crate) fn of(partition: i32, offset: i64, payload: Option<&[u8]>) -> Self {
         match event::decode(payload) {
             Ok(event) => Self {
                 event_id: Some(event.event_id),

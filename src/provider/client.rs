@@ -95,6 +95,17 @@ impl Client {
         }
     }
 
+    /// Asks the base address for anything: that the provider answers at all, over TLS where it is used. Nothing is charged by it.
+    ///
+    /// # Errors
+    /// In words, why there was no answer.
+    pub async fn reach(&self) -> Result<StatusCode, String> {
+        let mut url = self.charges.clone();
+        let base = url.path().strip_suffix(CHARGES_PATH).unwrap_or_default().to_owned();
+        url.set_path(&base);
+        self.http.get(url).send().await.map(|response| response.status()).map_err(in_words)
+    }
+
     /// Asks what became of the charge of this event. Nothing is charged by it.
     pub async fn find(&self, event_id: Uuid) -> Found {
         let key = event_id.to_string();

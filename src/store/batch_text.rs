@@ -18,7 +18,7 @@ pub struct BatchText {
     /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; the new ids
     /// come back.
     pub insert_payments: String,
-    /// `$1` next offset, `$2` digest, `$3` source, `$4` epoch.
+    /// `$1` next offset, `$2` digest, `$3` the records' time, `$4` source, `$5` epoch.
     pub advance: String,
     /// Without parameters.
     pub commit: &'static str,

@@ -114,7 +114,8 @@ pub async fn fence(s: &mut Session, source: SourceId, epoch: Epoch) -> Result<Op
     Ok(row.map(|(next_offset, floor): (Option<i64>, Option<Uuid>)| Fence { next_offset: next_offset.map(NextOffset), floor }))
 }
 
-/// Writes the frontier, and the digest of the record before it.
+/// Writes the frontier, the digest of the record before it, and up to when the partition is settled by that: the records' own time in
+/// milliseconds since 1970, if they have one. That time only grows, and no producer's clock takes it beyond the database's.
 ///
 /// # Errors
 /// The statement failed.
@@ -127,11 +128,48 @@ pub async fn advance(
     epoch: Epoch,
     next: NextOffset,
     digest: Option<RecordDigest>,
+    safe_ms: Option<i64>,
 ) -> Result<(), DbError> {
-    let advance = Advance { next_offset: next.0, digest: digest.map(|digest| digest.0), source: source.0, epoch: epoch.0 };
+    let digest = digest.map(|digest| digest.0);
+    let advance = Advance { next_offset: next.0, digest, safe_ms, source: source.0, epoch: epoch.0 };
     let changed = s.change("advance", advance).await?;
     assert_eq!(changed, 1, "frontier {next} of partition row {source} written without the fence of epoch {epoch}");
     Ok(())
+}
+
+/// Which partition, and under which epoch.
+#[derive(Clone, Copy, Debug)]
+pub struct Owned<'a> {
+    /// The consumer group.
+    pub group: &'a str,
+    /// The topic.
+    pub topic: &'a str,
+    /// The partition.
+    pub partition: i32,
+    /// Of its owner.
+    pub epoch: Epoch,
+}
+
+/// Notes that the partition had nothing unsettled at this time of the database, in milliseconds since 1970. Another owner's row stays.
+///
+/// # Errors
+/// As [`bump`].
+pub async fn stands_at_the_end(s: &mut Session, owned: Owned<'_>, asked_ms: i64) -> Result<(), DbError> {
+    let Owned { group, topic, partition, epoch: Epoch(epoch) } = owned;
+    let limits = bump_limits(s);
+    let note = StandsAtTheEnd { asked_ms, group, topic, partition, epoch };
+    s.alone("stands_at_the_end", limits, async |s| s.change("stands_at_the_end", note).await.map(drop)).await
+}
+
+/// Notes how long the group needs ids remembered (`None`: for ever), and what asks for that. Another owner's row stays.
+///
+/// # Errors
+/// As [`bump`].
+pub async fn remember(s: &mut Session, owned: Owned<'_>, needed_ms: Option<i64>, why: &str) -> Result<(), DbError> {
+    let Owned { group, topic, partition, epoch: Epoch(epoch) } = owned;
+    let limits = bump_limits(s);
+    let note = Remember { needed_ms, why, group, topic, partition, epoch };
+    s.alone("remember", limits, async |s| s.change("remember", note).await.map(drop)).await
 }
 
 /// Whether any partition of this group and topic was ever owned.
@@ -244,7 +282,7 @@ pub(super) fn fence_text() -> String {
 
 #[cfg(feature = "lab")]
 pub(super) fn advance_text() -> String {
-    super::statement::text(&Advance { next_offset: 0, digest: None, source: 0, epoch: 0 })
+    super::statement::text(&Advance { next_offset: 0, digest: None, safe_ms: None, source: 0, epoch: 0 })
 }
 
 statement! {
@@ -315,9 +353,34 @@ statement! {
     }
 }
 
+// Records without a time leave it where it was; before the first one that is the beginning of time, which holds everything back.
 statement! {
-    Advance { next_offset: i64 => BigInt, digest: Option<i64> => Nullable<BigInt>, source: i32 => Integer, epoch: i64 => BigInt } -> () {
-        "UPDATE consumed_partition SET next_offset = :next_offset, last_record_digest = :digest, updated_at = now()
+    Advance {
+        next_offset: i64 => BigInt, digest: Option<i64> => Nullable<BigInt>, safe_ms: Option<i64> => Nullable<BigInt>,
+        source: i32 => Integer, epoch: i64 => BigInt,
+    } -> () {
+        "UPDATE consumed_partition SET next_offset = :next_offset, last_record_digest = :digest, updated_at = now(),
+             safe_time = greatest(safe_time, least(now(), coalesce(to_timestamp(:safe_ms / 1000.0), 'epoch')))
          WHERE id = :source AND epoch = :epoch"
+    }
+}
+
+// A row that a batch has locked is waited for: no other row is locked meanwhile.
+statement! {
+    StandsAtTheEnd<'a> {
+        asked_ms: i64 => BigInt, group: &'a str => Text, topic: &'a str => Text, partition: i32 => Integer, epoch: i64 => BigInt,
+    } -> () {
+        "UPDATE consumed_partition SET safe_time = greatest(safe_time, to_timestamp(:asked_ms / 1000.0))
+         WHERE consumer_group = :group AND topic = :topic AND partition = :partition AND epoch = :epoch"
+    }
+}
+
+statement! {
+    Remember<'a> {
+        needed_ms: Option<i64> => Nullable<BigInt>, why: &'a str => Text,
+        group: &'a str => Text, topic: &'a str => Text, partition: i32 => Integer, epoch: i64 => BigInt,
+    } -> () {
+        "UPDATE consumed_partition SET remember_ms = :needed_ms, remember_why = :why
+         WHERE consumer_group = :group AND topic = :topic AND partition = :partition AND epoch = :epoch"
     }
 }

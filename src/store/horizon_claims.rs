@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::statement::statement;
 use super::{DbError, Session};
+use crate::handler::HeldReason;
 
 /// Claims the ids and returns the new ones.
 ///
@@ -21,6 +22,16 @@ pub async fn claim(s: &mut Session, group: &str, ids: &[Uuid]) -> Result<HashSet
         return Ok(HashSet::new());
     }
     Ok(s.rows("claim_horizon", Claim { group, ids }).await?.into_iter().collect())
+}
+
+/// Of `ids` below the floor, those that this group has settled: by such a claim, or by a held event that has or had its claim, or that
+/// stands for this very case.
+///
+/// # Errors
+/// The statement failed.
+pub async fn settled(s: &mut Session, group: &str, ids: &[Uuid]) -> Result<HashSet<Uuid>, DbError> {
+    let settled = Settled { ids, claimed_by: group, horizon: HeldReason::BeyondHorizon.as_str(), held_by: group };
+    s.within("settled", async |s| Ok(s.rows("settled", settled).await?.into_iter().collect())).await
 }
 
 /// Deletes claims that this transaction made.
@@ -40,6 +51,19 @@ statement! {
          SELECT event_id, :group FROM unnest(:ids) AS new (event_id) ORDER BY event_id
          ON CONFLICT (event_id, consumer_group) DO NOTHING
          RETURNING event_id"
+    }
+}
+
+// What is held without a claim for another reason says nothing of the event: it was no event, or of another content.
+statement! {
+    Settled<'a> {
+        ids: &'a [Uuid] => Array<SqlUuid>, claimed_by: &'a str => Text, horizon: &'a str => Text, held_by: &'a str => Text,
+    } -> SqlUuid {
+        "SELECT wanted.event_id FROM unnest(:ids) AS wanted (event_id)
+         WHERE EXISTS (SELECT FROM horizon_claim AS claim WHERE claim.event_id = wanted.event_id AND claim.consumer_group = :claimed_by)
+            OR EXISTS (SELECT FROM held_event AS held JOIN consumed_partition AS source ON source.id = held.source_id
+                       WHERE held.event_id = wanted.event_id AND (held.owns_claim OR held.reason = :horizon)
+                             AND source.consumer_group = :held_by)"
     }
 }
 

@@ -16,7 +16,8 @@ use super::schema::retention;
 use super::statement::statement;
 use super::{DbError, Session, milliseconds};
 
-const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+/// Milliseconds of a day.
+pub const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 
 /// The day of a UUID v7, counted from 1970-01-01 (UTC).
 #[must_use]
@@ -30,6 +31,55 @@ pub fn day_of(id: Uuid) -> i64 {
 pub fn first_id_of_day(day: i64) -> Uuid {
     let milliseconds = u64::try_from(day.saturating_mul(DAY_MS)).unwrap_or_default();
     uuid::Builder::from_unix_timestamp_millis(milliseconds, &[0; 10]).into_uuid()
+}
+
+/// What there is of the table of claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The database's time, in milliseconds since 1970.
+    pub now_ms: i64,
+    /// Ids below are forgotten; `None` before the first run.
+    pub floor: Option<Uuid>,
+    /// The ranges of ids, `[from, to)`, for which there is a partition, in their order.
+    pub days: Vec<(Uuid, Uuid)>,
+}
+
+impl Kept {
+    /// How many days after today are there without a hole between them; −1 when today itself is missing.
+    #[must_use]
+    pub fn days_ahead(&self) -> i64 {
+        let today = self.now_ms.div_euclid(DAY_MS);
+        let is_there =
+            |day: &i64| self.days.iter().any(|(from, to)| *from <= first_id_of_day(*day) && first_id_of_day(*day + 1) <= *to);
+        (today..).take_while(is_there).count() as i64 - 1
+    }
+
+    /// How old an id is, in milliseconds.
+    #[must_use]
+    pub fn age_ms(&self, id: Uuid) -> i64 {
+        self.now_ms - i64::try_from(id.as_u128() >> 80).unwrap_or(i64::MAX)
+    }
+}
+
+/// What there is, by the database's clock.
+///
+/// # Errors
+/// The statement failed.
+pub async fn kept(s: &mut Session) -> Result<Kept, DbError> {
+    s.within("kept", async |s| {
+        let now_ms = now_ms(s).await?;
+        let floor = s.row("kept", retention::table.select(retention::floor)).await?;
+        Ok(Kept { now_ms, floor, days: s.rows("kept", Days {}).await? })
+    })
+    .await
+}
+
+/// The database's time, in milliseconds since 1970.
+///
+/// # Errors
+/// The statement failed.
+pub async fn database_time(s: &mut Session) -> Result<i64, DbError> {
+    s.within("now", async |s| now_ms(s).await).await
 }
 
 /// The floor; `None` before the first run.
@@ -89,7 +139,7 @@ pub async fn ensure_days(s: &mut Session, days: &BTreeSet<i64>) -> Result<(), Db
 /// # Errors
 /// As [`ensure_days`].
 pub async fn ensure_days_ahead(s: &mut Session, days: u32) -> Result<(), DbError> {
-    let today = s.within("today", async |s| now_ms(s).await).await?.div_euclid(DAY_MS);
+    let today = database_time(s).await?.div_euclid(DAY_MS);
     ensure_days(s, &(today..=today + i64::from(days)).collect()).await
 }
 

@@ -27,6 +27,8 @@ diesel::table! {
         system_identifier -> Nullable<Int8>,
         timeline -> Nullable<Int4>,
         safe_time -> Nullable<Timestamptz>,
+        remember_ms -> Nullable<Int8>,
+        remember_why -> Nullable<Text>,
         skips -> Nullable<Int8multirange>,
         paused -> Nullable<Text>,
         breaker -> Nullable<Text>,

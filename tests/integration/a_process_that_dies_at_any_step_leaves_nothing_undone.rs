@@ -61,8 +61,15 @@ steps! {
 
 #[test]
 fn every_crash_point_of_a_batch_has_a_test() {
-    /// Only a relay and an operator's request pass these; their own tests arm them.
-    const ELSEWHERE: [CrashPoint; 2] = [CrashPoint::Relayed, CrashPoint::RequestRead];
+    /// Only a relay, an operator's request, an audit and the cleaner pass these; their own tests arm them.
+    const ELSEWHERE: [CrashPoint; 6] = [
+        CrashPoint::Relayed,
+        CrashPoint::RequestRead,
+        CrashPoint::RunKept,
+        CrashPoint::FloorRaised,
+        CrashPoint::DayDetached,
+        CrashPoint::DayDropped,
+    ];
     let untested: Vec<_> = CrashPoint::ALL.iter().filter(|point| !TESTED.contains(point) && !ELSEWHERE.contains(point)).collect();
     assert!(untested.is_empty(), "{untested:?}");
 }

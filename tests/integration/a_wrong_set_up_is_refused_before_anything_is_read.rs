@@ -5,7 +5,7 @@ use std::process::Output;
 
 use onceward::lab::process::exit_code;
 
-use crate::support::{Database, Order, Topic, World, eventually_equal, unique_name};
+use crate::support::{Order, Topic, World, eventually_equal, unique_name};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -86,46 +86,6 @@ fn without_a_provider_the_engine_writes_its_rows_and_calls_nobody() {
     assert_eq!(world.database.count("SELECT count(*) FROM payment"), 1);
     assert_eq!(world.provider.calls().connections, 0);
     assert!(engine.terminate().success());
-}
-
-#[test]
-fn check_finds_nothing_in_a_good_set_up_and_changes_nothing() {
-    let world = World::with_partitions(4);
-    let stub = &world.provider;
-    let output = world.engine().run_to_end(&["check"]);
-    assert_eq!(exit_code(output.status), 0, "{}{}", stdout(&output), stderr(&output));
-    let said = stdout(&output);
-    let words: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(words.len() == 5 && words.iter().all(|line| line.contains(&"ok")), "{said}");
-    assert!(said.contains("4 partitions"), "{said}");
-    assert_eq!(world.database.count("SELECT count(*) FROM consumed_partition"), 0);
-    assert_eq!(stub.calls().connections, 0, "a check charges nobody");
-}
-
-#[test]
-fn check_names_each_thing_that_is_wrong_with_what_to_do() {
-    let world = World::with_partitions(1);
-    let failed = |engine: crate::support::EngineBuilder, words: &[&str]| {
-        let output = engine.run_to_end(&["check"]);
-        assert_eq!(exit_code(output.status), 1, "{}", stderr(&output));
-        let said = stdout(&output);
-        let wrong: Vec<&str> = said.lines().filter(|line| line.contains("FAILED")).collect();
-        assert_eq!(wrong.len(), words.len(), "{said}");
-        for (line, word) in wrong.iter().zip(words) {
-            assert!(line.contains(word), "{word} is missing: {line}");
-        }
-    };
-    failed(world.engine().set("kafka.topic", "no-such-topic"), &["kafka.topic"]);
-    let empty = Database::empty(&unique_name());
-    failed(world.engine().set("database.url", empty.url()), &["onceward migrate", "onceward migrate"]);
-    failed(world.engine().set("database.url", "postgres://nobody@127.0.0.1:1/nothing"), &["database.url"]);
-    // The trap of the reference: with the time in the key the same id is accepted twice.
-    let trapped = Database::migrated(&unique_name());
-    trapped.execute(
-        "ALTER TABLE processed_event DROP CONSTRAINT processed_event_pkey;
-         ALTER TABLE processed_event ADD PRIMARY KEY (event_id, consumer_group, processed_at)",
-    );
-    failed(world.engine().set("database.url", trapped.url()), &["the primary key of processed_event"]);
 }
 
 #[test]

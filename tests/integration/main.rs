@@ -1,6 +1,7 @@
 //! Tests on a real Kafka and a real PostgreSQL; `scripts/test` starts both. Each file is a chapter, each test a sentence.
 
 mod a_breaker_stands_before_the_provider;
+mod a_certificate_names_what_is_broken;
 mod a_crash_around_the_charge_leaves_one_charge;
 mod a_database_in_trouble_costs_time_and_nothing_else;
 mod a_database_that_is_away_is_waited_for;
@@ -27,12 +28,14 @@ mod every_kind_of_membership_keeps_the_promise;
 mod every_mutant_fits_the_code;
 mod every_refusal_of_the_provider_has_its_consequence;
 mod five_processes_start_at_once;
+mod forgetting_never_makes_an_event_new;
 mod never_more_than_partition_concurrency_transactions_are_open;
 mod nobody_is_called_who_may_have_paid_already;
 mod one_refused_row_costs_only_its_own_event;
 mod poison_is_held_and_the_partition_moves_on;
 mod sigterm_under_load_ends_in_order;
 mod support;
+mod the_cleaner_forgets_what_nobody_needs;
 mod the_database_went_back_in_time;
 mod the_death_of_a_part_loses_nothing;
 mod the_demo_adds_up;
@@ -41,6 +44,7 @@ mod the_first_event_of_a_batch_fails_and_the_rest_commit;
 mod the_harness_itself;
 mod the_key_and_the_bytes_of_a_charge_never_change;
 mod the_reconciler_finds_what_is_planted;
+mod the_reconciler_reads_the_topic_itself;
 mod the_same_id_with_another_payload_is_held;
 mod the_store;
 mod what_operators_look_at_tells_the_truth;

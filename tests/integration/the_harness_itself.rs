@@ -37,7 +37,7 @@ fn a_database_is_a_tests_own() {
 fn the_scaled_down_configuration_is_one_that_the_engine_accepts() {
     let world = World::new();
     assert_eq!(world.database.count("SELECT count(*) FROM payment"), 0);
-    let checked = world.onceward(&["check"]);
+    let checked = world.onceward(&["check", "--show-config"]);
     assert!(checked.status.success(), "{}{}", String::from_utf8_lossy(&checked.stdout), String::from_utf8_lossy(&checked.stderr));
 }
 

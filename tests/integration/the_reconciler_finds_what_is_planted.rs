@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use crate::support::{Message, World, eventually_equal};
 
 /// A run that went well: 200 records of the producer with repeats among them, two that are no event, some declined.
-struct Run {
-    world: World,
-    folder: TempFolder,
+pub struct Run {
+    pub world: World,
+    pub folder: TempFolder,
 }
 
 impl Run {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let run = Self { world: World::new(), folder: TempFolder::new("audit").expect("a folder") };
         run.world.provider.script([Rule::for_share(100, 7, Act::declined())]);
         let log = run.log();
@@ -39,14 +39,20 @@ impl Run {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         let path: PathBuf = self.folder.path().join("produced.log");
         path.display().to_string()
     }
 
-    /// Exit code, the numbers, and what does not add up.
+    /// Exit code, the numbers, and what does not add up, by the producer's log.
     fn audit(&self) -> (u8, Value, String) {
-        let words = ["audit", "--log", &self.log(), "--ledger", &self.world.provider.url(), "--format", "json"];
+        self.audit_with(&["--log", &self.log()])
+    }
+
+    /// The same with further words instead.
+    pub fn audit_with(&self, words: &[&str]) -> (u8, Value, String) {
+        let url = self.world.provider.url();
+        let words = [&["audit", "--ledger", &url, "--format", "json"], words].concat();
         let output = self.world.onceward(&words);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let numbers = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
@@ -54,7 +60,7 @@ impl Run {
     }
 
     /// The id of some charged event.
-    fn charged(&self) -> String {
+    pub fn charged(&self) -> String {
         self.world.database.text("SELECT event_id FROM payment WHERE status = 'charged' ORDER BY 1 LIMIT 1")
     }
 }
@@ -148,7 +154,7 @@ fn one_poison_record_that_is_not_held_does_not_add_up() {
 }
 
 /// A charge that the engine knows nothing of.
-fn post_charge(stub: &ProviderStub, key: &str, body: &str) {
+pub fn post_charge(stub: &ProviderStub, key: &str, body: &str) {
     let mut stream = TcpStream::connect(stub.address()).expect("the stub listens");
     let head = format!(
         "POST /v1/charges HTTP/1.1\r\nHost: stub\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\

@@ -5,6 +5,7 @@ mod attempts;
 mod claims;
 mod days;
 mod errors;
+mod forgetting;
 mod held;
 mod ownership;
 mod payments;

@@ -314,7 +314,7 @@ impl Owner {
             }
             Work::Window(batch) => {
                 let mut decoded = decode(batch);
-                let rows = decoded.claims(None);
+                let rows = decoded.claims();
                 if rows.iter().any(|row| world.claiming.get(&row.event_id).is_some_and(|by| *by != flight.tx)) {
                     return self.wait(flight);
                 }
@@ -388,7 +388,6 @@ impl Owner {
         draw: &mut Draw,
     ) -> Step {
         let mut decoded = decode(batch);
-        decoded.claims(None);
         decoded.seen(SourceId(1), &flight.claimed, &flight.seen);
         let events = decoded.take_claimed(&Doubt::default());
         let outcomes = events.iter().map(|claimed| outcome(flight.said.get(&claimed.event().id))).collect();

@@ -192,9 +192,11 @@ impl Field {
         let options = audit::Options {
             group: self.topic.clone(),
             topic: self.topic.clone(),
-            log: Some(self.folder.path().join(PRODUCED)),
+            produced: Some(audit::Source::Log(self.folder.path().join(PRODUCED))),
             ledger: Some(self.provider.url().parse()?),
             ledger_in_minor_units: false,
+            memory: audit::MEMORY,
+            show_progress: false,
         };
         Ok(self.runtime.block_on(audit::run(&store, &options))?)
     }

@@ -200,9 +200,11 @@ listen = {:?}
         let options = audit::Options {
             group: GROUP.to_owned(),
             topic: TOPIC.to_owned(),
-            log: Some(self.path(PRODUCED)),
+            produced: Some(audit::Source::Log(self.path(PRODUCED))),
             ledger: Some(self.provider.url().parse()?),
             ledger_in_minor_units: false,
+            memory: audit::MEMORY,
+            show_progress: false,
         };
         Ok(self.runtime.block_on(audit::run(&store, &options))?)
     }

@@ -6,8 +6,9 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onceward::config::{Config, Need};
 use onceward::lab::process::{self, Signal, TempFolder};
@@ -31,6 +32,9 @@ const SCALED: [(&str, i64); 14] = [
     ("retry.backoff_min_ms", 200),
     ("retry.backoff_max_ms", 1_000),
 ];
+
+/// Between two looks at a process.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// An engine's configuration.
 #[derive(Clone)]
@@ -130,6 +134,17 @@ impl EngineBuilder {
         run(self.command(&folder, arguments), &folder, LIMIT)
     }
 
+    /// The same under a time limit of its own; and the most memory that it held, in KiB, as it was looked at over and over.
+    pub fn run_measured(self, limit: Duration, arguments: &[&str]) -> (Output, u64) {
+        let folder = TempFolder::new("onceward").expect("a folder");
+        let most = AtomicU64::new(0);
+        let look = |pid| {
+            most.fetch_max(most_memory_kib(pid).unwrap_or(0), Ordering::Relaxed);
+        };
+        let output = run_and_look(self.command(&folder, arguments), &folder, limit, look);
+        (output, most.into_inner())
+    }
+
     /// The same configuration, for an engine that runs inside the test.
     pub fn load(self) -> Config {
         let folder = TempFolder::new("onceward").expect("a folder");
@@ -203,9 +218,7 @@ impl Engine {
 
     /// The most memory that it has ever held, in KiB, as the kernel knows it.
     pub fn most_memory_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a process has memory");
-        line.trim().trim_end_matches(" kB").parse().expect("a number")
+        most_memory_kib(self.child.id()).expect("it runs")
     }
 
     /// Answer code and body of the admin port; `None` when nobody answers.
@@ -289,12 +302,29 @@ fn onceward() -> Command {
     command
 }
 
+/// `None`: the process has ended.
+fn most_memory_kib(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse().expect("a number"))
+}
+
 /// To its end, under a time limit; output goes through files, which cannot fill up as pipes do.
-fn run(mut command: Command, folder: &TempFolder, limit: Duration) -> Output {
+fn run(command: Command, folder: &TempFolder, limit: Duration) -> Output {
+    run_and_look(command, folder, limit, |_| {})
+}
+
+/// The same, and looks at the process every few milliseconds.
+fn run_and_look(mut command: Command, folder: &TempFolder, limit: Duration, look: impl Fn(u32)) -> Output {
     let [out, err] = ["stdout", "stderr"].map(|name| folder.path().join(name));
     command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
     let mut child = process::spawn(command, Signal::Kill).expect("the command starts");
-    let status = process::wait(&mut child, limit).expect("a child is waited for");
+    let end = Instant::now() + limit;
+    let mut status = None;
+    while status.is_none() && Instant::now() < end {
+        look(child.id());
+        status = process::wait(&mut child, LOOK).expect("a child is waited for");
+    }
     let (stdout, stderr) = (fs::read(out).expect("the output"), fs::read(err).expect("the output"));
     let status = status.unwrap_or_else(|| {
         let _ = process::end(&mut child, Signal::Kill, Duration::from_secs(5)); // the panic tells more

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use uuid::Uuid;
+use uuid::{Builder, Uuid};
 
 use super::Message;
 
@@ -30,6 +30,19 @@ impl Order {
         (0..count).map(|_| Self::new()).collect()
     }
 
+    /// The same order, whose id was made so many milliseconds after 1970.
+    pub fn made_at(mut self, ms: i64) -> Self {
+        let mut random = [0; 10];
+        random.copy_from_slice(&Uuid::now_v7().as_bytes()[6..]);
+        self.event_id = Builder::from_unix_timestamp_millis(u64::try_from(ms).expect("after 1970"), &random).into_uuid();
+        self
+    }
+
+    /// When its id was made, in milliseconds since 1970.
+    pub fn made_ms(&self) -> i64 {
+        i64::try_from(self.event_id.as_u128() >> 80).expect("48 bits")
+    }
+
     /// The same order with another amount, as a number in JSON.
     pub fn amount(mut self, amount: &str) -> Self {
         amount.clone_into(&mut self.amount);
@@ -53,5 +66,10 @@ impl Order {
     /// The record, keyed by order id.
     pub fn message(&self) -> Message {
         Message::new(self.json()).key(self.order_id.to_string())
+    }
+
+    /// The record, as old as its event.
+    pub fn old_message(&self) -> Message {
+        self.message().timestamp_ms(self.made_ms())
     }
 }

@@ -130,7 +130,13 @@ impl Topic {
 
     /// Changes a setting; all others are the broker's then.
     pub fn alter(&self, key: &str, value: &str) {
-        let alter = AlterConfig::new(ResourceSpecifier::Topic(&self.name)).set(key, value);
+        self.configure(&[(key, value)]);
+    }
+
+    /// Sets these; all others are the broker's then.
+    pub fn configure(&self, settings: &[(&str, &str)]) {
+        let alter = AlterConfig::new(ResourceSpecifier::Topic(&self.name));
+        let alter = settings.iter().fold(alter, |alter, (key, value)| alter.set(key, value));
         let altered = block_on(admin().alter_configs([&alter], &AdminOptions::new())).expect("the broker answers");
         assert!(altered.iter().all(Result::is_ok), "{altered:?}");
     }

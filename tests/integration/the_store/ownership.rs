@@ -19,7 +19,7 @@ async fn each_owner_gets_the_next_epoch_and_finds_where_the_last_one_stopped() {
     let digest = Some(RecordDigest(-5));
     committed(&mut s, async |s| {
         fence(s, first.source, first.epoch).await?.expect("ours");
-        advance(s, first.source, first.epoch, NextOffset(42), digest).await
+        advance(s, first.source, first.epoch, NextOffset(42), digest, None).await
     })
     .await;
     let second = bump(&mut s, GROUP, TOPIC, 3, "b").await.unwrap();
@@ -48,7 +48,7 @@ async fn a_stale_owner_cannot_move_the_frontier() {
     let mut s = store.control.get().await.unwrap();
     let (source, stale) = own(&mut s, 0).await;
     own(&mut s, 0).await;
-    committed(&mut s, async |s| advance(s, source, stale, NextOffset(1), None).await).await;
+    committed(&mut s, async |s| advance(s, source, stale, NextOffset(1), None, None).await).await;
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn a_bump_waits_for_the_open_batch_and_then_goes_on() {
         fenced.send(()).unwrap();
         db.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')")
             .await;
-        advance(s, source, epoch, NextOffset(7), None).await
+        advance(s, source, epoch, NextOffset(7), None, None).await
     });
     let taking_over = async {
         is_fenced.await.unwrap();

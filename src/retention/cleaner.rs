@@ -1,0 +1,187 @@
+//! The cleaner: raises the floor and drops the days below it.
+//!
+//! In: what everybody allows (`plan`). Out: fewer days. It owns the days below the floor, one cleaner at a time. If it dies here, the next
+//! run finishes what is half gone: a detach that was cut off, a table that was detached and is still there.
+//!
+//! Invariant: the floor is committed before any day below it is touched, days go strictly in their order, and only the database's clock
+//! counts.
+
+use std::time::{Duration, Instant};
+
+use chrono::NaiveDate;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::memory::Own;
+use super::plan::{Limit, Plan};
+use super::{Once, day_text};
+use crate::config::Config;
+use crate::crash::CrashPoint;
+use crate::metrics;
+use crate::store::forgetting::{self, DayState, DayTable};
+use crate::store::{DbError, Session, Settings, Store, retention};
+
+/// The longest wait of one statement, for however many transactions.
+const STATEMENT: Duration = Duration::from_secs(600);
+/// The longest run. Then another cleaner may begin: they get into each other's way, and do no harm.
+const RUN: Duration = Duration::from_secs(3_600);
+
+/// What there is and what may go.
+#[derive(Clone, Debug)]
+pub struct Outlook {
+    /// The database's time, in milliseconds since 1970.
+    pub now_ms: i64,
+    /// The floor; `None` before the first run.
+    pub floor: Option<Uuid>,
+    /// What everybody allows.
+    pub plan: Plan,
+    /// The days' tables, oldest first.
+    pub days: Vec<DayTable>,
+}
+
+/// What a run has done.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Where the floor stood and where it stands, if it was raised.
+    pub raised: Option<(Uuid, Uuid)>,
+    /// Detaches of an earlier run that were ended.
+    pub finished: Vec<NaiveDate>,
+    /// Days that are gone.
+    pub dropped: Vec<DayTable>,
+    /// What keeps days that nobody needs for their age.
+    pub held_back: Vec<Limit>,
+}
+
+/// The cleaner of a running service.
+#[derive(Debug)]
+pub struct Cleaner {
+    settings: Settings,
+    interval: Duration,
+    next: Instant,
+    failed: Once,
+    held_back: Once,
+}
+
+impl Cleaner {
+    /// One that runs at once, and then so often.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let (settings, interval) = (config.database.settings(), config.retention.interval);
+        Self { settings, interval, next: Instant::now(), failed: Once::default(), held_back: Once::default() }
+    }
+
+    /// Runs if it is due. What stands in its way is said once.
+    pub async fn run_if_due(&mut self, own: &Own) {
+        if Instant::now() < self.next {
+            return;
+        }
+        self.next = Instant::now() + self.interval;
+        let report = match run(&self.settings, own).await {
+            Ok(Some(report)) => report,
+            Ok(None) => return info!("another cleaner is at work"),
+            Err(error) => {
+                metrics::cleaner(false);
+                return self.failed.say(error.to_string(), |error| {
+                    warn!(error, "the cleaner cannot go on; it tries again at its next run (retention.interval_ms)");
+                });
+            }
+        };
+        metrics::cleaner(true);
+        self.failed = Once::default();
+        if let Some((from, to)) = report.raised {
+            info!(from = day_text(from), to = day_text(to), dropped = report.dropped.len(), "the retention floor was raised");
+        }
+        match report.held_back.first() {
+            None => self.held_back = Once::default(),
+            Some(limit) => self.held_back.say(limit.to_string(), |why| {
+                warn!(why, "days are kept that nobody needs for their age; `onceward retention status` tells more");
+            }),
+        }
+    }
+}
+
+impl Outlook {
+    /// The floor after a run.
+    #[must_use]
+    pub fn floor_to_be(&self) -> Option<Uuid> {
+        self.floor.max(self.plan.floor())
+    }
+
+    /// Whether a run drops this day.
+    #[must_use]
+    pub fn goes(&self, day: &DayTable) -> bool {
+        self.floor_to_be().is_some_and(|floor| day.end <= floor)
+    }
+
+    /// What keeps days that nobody needs for their age; nothing while there is no such day.
+    #[must_use]
+    pub fn held_back(&self) -> Vec<Limit> {
+        let holds = |limit: &&Limit| {
+            let kept = |day: &DayTable| !self.goes(day) && self.plan.keepers(day.end).any(|keeper| keeper == *limit);
+            self.days.first().is_some_and(kept)
+        };
+        self.plan.holding_back().filter(holds).cloned().collect()
+    }
+}
+
+/// Looks and changes nothing.
+///
+/// # Errors
+/// The database does not answer.
+pub async fn look(s: &mut Session, own: &Own) -> Result<Outlook, DbError> {
+    let now_ms = retention::database_time(s).await?;
+    // The floor before the standings: what is said later allows no less.
+    let floor = retention::floor(s).await?;
+    let standings = forgetting::standings(s).await?;
+    let days = forgetting::day_tables(s).await?;
+    Ok(Outlook { now_ms, floor, plan: Plan::new(now_ms, own, &standings), days })
+}
+
+/// One run, on connections of its own. `None`: another cleaner is at work.
+///
+/// # Errors
+/// Something stands in its way; what is done stays done.
+pub async fn run(settings: &Settings, own: &Own) -> Result<Option<Report>, DbError> {
+    let store = Store::connect(settings, 1)?;
+    let (mut lock, mut session) = (store.control.get().await?, store.control.get().await?);
+    let cleaned = forgetting::one_at_a_time(&mut lock, RUN, async || clean(&mut session, settings, own).await).await?;
+    cleaned.transpose()
+}
+
+async fn clean(s: &mut Session, settings: &Settings, own: &Own) -> Result<Report, DbError> {
+    // Longer than any transaction of ours: only a stranger can be in the way for good.
+    let patience = settings.limits.budget + settings.limits.statement;
+    forgetting::be_patient(s, patience, STATEMENT).await?;
+    let mut report = Report { finished: finish(s).await?, ..Report::default() };
+
+    let outlook = look(s, own).await?;
+    report.held_back = outlook.held_back();
+    let Some(before) = outlook.floor else { return Ok(report) };
+    let mut floor = before;
+    if let Some(rises) = outlook.plan.floor().filter(|rises| *rises > before) {
+        floor = forgetting::raise_floor(s, rises).await?.unwrap_or(before);
+        report.raised = Some((before, floor));
+        CrashPoint::FloorRaised.passed();
+    }
+    for day in outlook.days.into_iter().filter(|day| day.end <= floor) {
+        if day.state == DayState::Attached {
+            forgetting::detach(s, &day.table).await?;
+            CrashPoint::DayDetached.passed();
+        }
+        forgetting::drop_table(s, &day.table).await?;
+        CrashPoint::DayDropped.passed();
+        report.dropped.push(day);
+    }
+    Ok(report)
+}
+
+/// Ends the detaches that an earlier run has left: while there is one, no other can begin.
+async fn finish(s: &mut Session) -> Result<Vec<NaiveDate>, DbError> {
+    let mut finished = Vec::new();
+    for day in forgetting::day_tables(s).await?.into_iter().filter(|day| day.state == DayState::Detaching) {
+        forgetting::finish_detach(s, &day.table).await?;
+        CrashPoint::DayDetached.passed();
+        finished.push(day.day);
+    }
+    Ok(finished)
+}
