@@ -185,7 +185,7 @@ fn consumer(kafka: &KafkaConfig) -> Result<BaseConsumer<Rebalances>, KafkaError>
 }
 
 fn admin(kafka: &KafkaConfig) -> Asked<AdminClient<DefaultClientContext>> {
-    kafka.kafka_producer_config().set("log_level", "0").create().map_err(|error: KafkaError| error.to_string())
+    kafka.kafka_admin_config().create().map_err(|error: KafkaError| error.to_string())
 }
 
 fn settings(admin: &AdminClient<DefaultClientContext>, resource: ResourceSpecifier<'_>) -> Asked<Settings> {

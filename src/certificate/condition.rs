@@ -116,11 +116,8 @@ conditions! {
         "the topic's `cleanup.policy` has no `compact`",
         "compaction removes events before they are read, and leaves nothing but a hole; a broker that does not tell is not waited for";
     TopicRetention = "topic_retention", Advisory,
-        "what the topic can deliver again (`retention.ms` + `segment.ms` + `file.delete.delay.ms`) is not older than `retention.retention_ms`",
-        "what is delivered after its claim is forgotten is held as `beyond_horizon`, for a person to decide";
-    KeyLife = "key_life", Advisory,
-        "`provider.key_life_ms` is not longer than `retention.retention_ms`",
-        "while the provider could still tell a repeat, we would have forgotten it and ask a person";
+        "the topic does not keep its records for ever, or `retention.replay_horizon_ms` says how far back anything is read",
+        "ids are remembered for as long as a record can be delivered again: for ever, then, and the table grows without end";
     OldestRecord = "oldest_record", Advisory,
         "the topic's oldest record is younger than the floor",
         "older ones are held as `beyond_horizon`";

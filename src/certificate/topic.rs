@@ -27,7 +27,6 @@ pub(super) fn judge(config: &Config, facts: &Facts, answers: &mut Answers) {
         facts.topic.as_ref().map_err(Clone::clone).and_then(|topic| Ok(value(topic, "cleanup.policy")?.to_owned())),
         answers,
     );
-    key_life(config, answers);
     let mut of = |condition, settings: &Asked<Settings>, judge: &dyn Fn(&Settings) -> Asked<Judged>| match settings
         .as_ref()
         .map_err(Clone::clone)
@@ -60,18 +59,6 @@ pub(super) fn judge_cleanup_policy(policy: Asked<String>, answers: &mut Answers)
     }
 }
 
-fn key_life(config: &Config, answers: &mut Answers) {
-    let (kept, key_life) = (config.retention.retention, config.provider.key_life);
-    if config.provider.kind == ProviderKind::None {
-        answers.does_not_apply(Condition::KeyLife, "there is no provider");
-    } else if key_life > kept {
-        let found = format!("keys live {}, and ids are remembered for {}", span(key_life), span(kept));
-        answers.fails(Condition::KeyLife, found, format_args!("set retention.retention_ms to {} or more", key_life.as_millis()));
-    } else {
-        answers.holds(Condition::KeyLife, format_args!("{} of {}", span(key_life), span(kept)));
-    }
-}
-
 /// How long after it was written a record can still be delivered; `None`: for ever.
 fn reach(topic: &Settings) -> Asked<Option<Duration>> {
     let retention: i64 = number(topic, "retention.ms")?;
@@ -81,17 +68,19 @@ fn reach(topic: &Settings) -> Asked<Option<Duration>> {
 }
 
 fn topic_retention(config: &Config, topic: &Settings) -> Asked<Judged> {
-    let (kept, key) = (config.retention.retention, "retention.retention_ms");
-    Ok(match reach(topic)? {
+    let declared = config.retention.replay_horizon;
+    // Whoever declares how far back anything is read knows more than the topic's settings.
+    Ok(match declared.map_or_else(|| reach(topic), |declared| Ok(Some(declared)))? {
         None => Err((
-            format!("retention.ms is -1: records can be delivered for ever, and ids are remembered for {}", span(kept)),
-            format!("set the topic's retention.ms, so that it is {} at most with segment.ms added", span(kept)),
+            "retention.ms is -1: records can be delivered for ever, so ids are remembered for ever".to_owned(),
+            "set retention.replay_horizon_ms to the age of the oldest record that is still read, or the topic's retention.ms"
+                .to_owned(),
         )),
-        Some(reach) if reach > kept => Err((
-            format!("records can be delivered for {}, and ids are remembered for {}", span(reach), span(kept)),
-            format!("set {key} to {} or more, or the topic's retention.ms or segment.ms lower", reach.as_millis()),
-        )),
-        Some(reach) => Ok(format!("records can be delivered for {}, and ids are remembered for {}", span(reach), span(kept))),
+        Some(reach) => {
+            let key_life = if config.provider.kind == ProviderKind::None { Duration::ZERO } else { config.provider.key_life };
+            let remembered = config.retention.retention.max(key_life).max(reach);
+            Ok(format!("records can be delivered for {}, and ids are remembered for {}", span(reach), span(remembered)))
+        }
     })
 }
 
@@ -273,18 +262,23 @@ mod tests {
     }
 
     #[test]
-    fn what_kafka_can_deliver_again_is_the_sum_of_three() {
-        let config = Config::default();
+    fn ids_are_remembered_for_as_long_as_a_record_can_come_again() {
+        let mut config = Config::default();
         let day = 86_400_000_i64;
-        let holds = |retention: i64, segment: i64| {
+        let found = |retention: i64, segment: i64, config: &Config| {
             let (retention, segment) = (retention.to_string(), segment.to_string());
             let topic = settings(&[("retention.ms", &retention), ("segment.ms", &segment), ("file.delete.delay.ms", "60000")]);
-            topic_retention(&config, &topic).unwrap().is_ok()
+            topic_retention(config, &topic).unwrap()
         };
-        assert!(holds(6 * day, day - 60_000));
-        assert!(!holds(6 * day, day), "a minute more than seven days");
-        assert!(!holds(7 * day, 7 * day), "Kafka's own defaults");
-        assert!(!holds(-1, day));
+        let told = found(6 * day, day - 60_000, &config).unwrap();
+        assert!(told.ends_with("delivered for 7 d, and ids are remembered for 7 d"), "{told}");
+        let told = found(7 * day, 7 * day, &config).expect("Kafka's own defaults are remembered for as long as they reach");
+        assert!(told.ends_with("remembered for 15 d"), "{told}");
+        let (_, todo) = found(-1, day, &config).unwrap_err();
+        assert!(todo.contains("retention.replay_horizon_ms"), "{todo}");
+        config.retention.replay_horizon = Some(Duration::from_hours(24 * 30));
+        let told = found(-1, day, &config).expect("somebody has said how far back is read");
+        assert!(told.ends_with("remembered for 30 d"), "{told}");
     }
 
     #[test]

@@ -100,6 +100,15 @@ impl KafkaConfig {
         client
     }
 
+    /// The configuration of a client that asks a broker about topics and settings: the same brokers and connection options.
+    #[must_use]
+    pub fn kafka_admin_config(&self) -> ClientConfig {
+        let mut client = self.kafka_producer_config();
+        // librdkafka takes it for a producer, and a producer's question about a topic makes the topic.
+        client.set("allow.auto.create.topics", "false").set("log_level", "0");
+        client
+    }
+
     fn guarantee(&self) -> Vec<(&'static str, String)> {
         let mut ours = vec![
             ("bootstrap.servers", self.brokers.clone()),

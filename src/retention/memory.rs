@@ -180,7 +180,7 @@ fn known(time: Duration, why: &str) -> Need {
 async fn ask_topic(kafka: &KafkaConfig, declared: Option<Duration>) -> Result<(i32, Need), String> {
     let topic = &kafka.topic;
     let no_answer = |error: rdkafka::error::KafkaError| format!("topic {topic}: {error}");
-    let admin: AdminClient<DefaultClientContext> = kafka.kafka_producer_config().create().map_err(no_answer)?;
+    let admin: AdminClient<DefaultClientContext> = kafka.kafka_admin_config().create().map_err(no_answer)?;
     let metadata = admin.inner().fetch_metadata(Some(topic), PATIENCE).map_err(no_answer)?;
     let found = metadata.topics().iter().find(|found| found.name() == topic && !found.partitions().is_empty());
     let partitions = found.ok_or_else(|| format!("topic {topic} does not exist"))?.partitions().len();

@@ -456,14 +456,6 @@ fn what_a_topic_or_a_broker_is_set_to_is_named() {
             },
         },
         Break {
-            condition: "topic_retention",
-            says: "retention.retention_ms to 3024060000 or more",
-            how: |world, engine| {
-                with(world, ("segment.ms", "2592000000"));
-                engine
-            },
-        },
-        Break {
             condition: "record_size",
             says: "receive.message.max.bytes",
             how: |world, engine| {
@@ -513,11 +505,6 @@ fn what_a_topic_or_a_broker_is_set_to_is_named() {
                 world.topic.send([Order::new().message().partition(2).timestamp_ms(twenty_days_ago)]);
                 engine
             },
-        },
-        Break {
-            condition: "key_life",
-            says: "retention.retention_ms",
-            how: |_, engine| engine.set("provider.key_life_ms", 8 * DAY_MS),
         },
     ]);
 }
