@@ -87,10 +87,7 @@ pub async fn findings(config: &Config) -> Vec<Finding> {
 pub async fn before_the_start(config: &Config, session: &mut Session) -> Result<(), Objection> {
     let mut answers = Answers::default();
     database::ask(config, session, &mut answers).await;
-    match broker::cleanup_policy(&config.kafka).await.transpose() {
-        Some(policy) => topic::judge_cleanup_policy(policy, &mut answers),
-        None => answers.does_not_apply(Condition::CleanupPolicy, "the broker keeps no settings"),
-    }
+    topic::judge_cleanup_policy(broker::cleanup_policy(&config.kafka).await, &mut answers);
     let asked = answers.0.into_values().filter(|finding| finding.condition.weight() == Weight::Blocking);
     let (failed, others): (Vec<_>, Vec<_>) = asked.partition(|finding| finding.verdict == Verdict::Failed);
     if !failed.is_empty() {

@@ -15,6 +15,7 @@ pub mod client_log;
 
 pub(crate) mod broker;
 pub mod lives;
+pub(crate) mod settings;
 pub mod start;
 pub mod supervisor;
 pub mod takeover;

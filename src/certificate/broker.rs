@@ -10,8 +10,6 @@ use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::TopicPartitionList;
-use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
@@ -21,6 +19,7 @@ use crate::config::{Config, KafkaConfig};
 use crate::pipeline::broker::{Log, read_logs};
 use crate::pipeline::native;
 use crate::pipeline::rebalance::Rebalances;
+use crate::pipeline::settings::{Admin, Settings, value};
 use crate::record::{Offset, RecordDigest};
 use crate::retention::oldest_record_ms;
 use crate::store::conditions::Frontier;
@@ -34,8 +33,6 @@ const OFFSETS_TOPIC: &str = "__consumer_offsets";
 
 /// An answer, or why there is none.
 pub(super) type Asked<T> = Result<T, String>;
-/// Names and values.
-pub(super) type Settings = BTreeMap<String, String>;
 
 /// What the broker said.
 #[derive(Debug)]
@@ -112,20 +109,14 @@ impl Facts {
     }
 }
 
-/// The topic's `cleanup.policy`; `None` from a broker that keeps no settings at all (the demo's): it cannot compact either.
-pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<Option<String>> {
+/// The topic's `cleanup.policy`.
+pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<String> {
     let kafka = kafka.clone();
-    let asked = tokio::task::spawn_blocking(move || match described(&admin(&kafka)?, ResourceSpecifier::Topic(&kafka.topic)) {
-        Ok(settings) => value(&settings, "cleanup.policy").map(|policy| Some(policy.to_owned())),
-        Err(KafkaError::AdminOp(RDKafkaErrorCode::UnsupportedFeature)) => Ok(None),
-        Err(error) => Err(in_words(&error)),
+    let asked = tokio::task::spawn_blocking(move || {
+        let settings = Admin::connect(&kafka)?.topic(&kafka.topic)?;
+        Ok(value(&settings, "cleanup.policy")?.to_owned())
     });
     asked.await.unwrap_or_else(|panic| Err(panic.to_string()))
-}
-
-/// A setting that every broker knows.
-pub(super) fn value<'a>(settings: &'a Settings, name: &str) -> Asked<&'a str> {
-    settings.get(name).map(String::as_str).ok_or_else(|| format!("the broker does not tell {name}"))
 }
 
 /// What is not there.
@@ -150,8 +141,8 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
     let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
     let replicas = replicas.ok_or_else(|| missing("it has no partitions".to_owned()))?;
 
-    let admin = admin(kafka);
-    let ask = |resource| admin.as_ref().map_err(Clone::clone).and_then(|admin| settings(admin, resource));
+    let admin = Admin::connect(kafka);
+    let ask = |settings: &dyn Fn(&Admin) -> Asked<Settings>| admin.as_ref().map_err(Clone::clone).and_then(settings);
     let logs = read_logs(&consumer, &kafka.topic, &partitions);
     let witnesses = match (&frontiers, &logs) {
         (Some(frontiers), Ok(logs)) => read_witnesses(kafka, frontiers, logs),
@@ -160,10 +151,10 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
     };
     let facts = Facts {
         brokers,
-        topic: ask(ResourceSpecifier::Topic(&kafka.topic)),
-        broker: ask(ResourceSpecifier::Broker(broker)),
+        topic: ask(&|admin| admin.topic(&kafka.topic)),
+        broker: ask(&|admin| admin.broker(broker)),
         replicas,
-        offsets: offsets_topic(&consumer, || ask(ResourceSpecifier::Topic(OFFSETS_TOPIC))),
+        offsets: offsets_topic(&consumer, || ask(&|admin| admin.topic(OFFSETS_TOPIC))),
         oldest_record_ms: oldest_record_ms(quiet(kafka), &kafka.topic),
         group: group(&consumer, &kafka.group),
         frontiers,
@@ -182,31 +173,6 @@ fn quiet(kafka: &KafkaConfig) -> ClientConfig {
 
 fn consumer(kafka: &KafkaConfig) -> Result<BaseConsumer<Rebalances>, KafkaError> {
     quiet(kafka).create_with_context(Rebalances::default())
-}
-
-fn admin(kafka: &KafkaConfig) -> Asked<AdminClient<DefaultClientContext>> {
-    kafka.kafka_admin_config().create().map_err(|error: KafkaError| error.to_string())
-}
-
-fn settings(admin: &AdminClient<DefaultClientContext>, resource: ResourceSpecifier<'_>) -> Asked<Settings> {
-    described(admin, resource).map_err(|error| in_words(&error))
-}
-
-fn described(admin: &AdminClient<DefaultClientContext>, resource: ResourceSpecifier<'_>) -> Result<Settings, KafkaError> {
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE));
-    let described = tokio::runtime::Handle::current().block_on(admin.describe_configs([&resource], &options))?;
-    let resource = described.into_iter().next().unwrap_or(Err(RDKafkaErrorCode::NoEnt)).map_err(KafkaError::AdminOp)?;
-    Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
-}
-
-fn in_words(error: &KafkaError) -> String {
-    match error {
-        KafkaError::AdminOp(code @ (RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed)) => {
-            format!("{code}: our principal needs DescribeConfigs on it")
-        }
-        KafkaError::AdminOp(code) => code.to_string(),
-        other => other.to_string(),
-    }
 }
 
 fn offsets_topic(consumer: &BaseConsumer<Rebalances>, ask: impl FnOnce() -> Asked<Settings>) -> Asked<Option<(usize, Settings)>> {

@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::broker::{Facts, Group, Member, Settings, value};
+use super::broker::{Facts, Group, Member};
 use super::{Answers, Condition, topic};
 use crate::config::{Assignor, Config};
+use crate::pipeline::settings::{Settings, value};
 use crate::pipeline::start::{self, Known};
 use crate::record::Skips;
 use crate::store::conditions::{self, Frontier};

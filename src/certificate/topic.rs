@@ -7,17 +7,17 @@
 use std::cmp::Ordering;
 use std::time::Duration;
 
-use super::broker::{Asked, Facts, Settings, value};
+use super::broker::{Asked, Facts};
 use super::{Answers, Condition, span};
-use crate::config::{Assignor, Config, ProviderKind};
+use crate::config::{Assignor, Config};
+use crate::pipeline::settings::{Settings, value};
+use crate::retention::memory::need;
 use crate::retention::{day_text, unix_ms};
 use crate::store::retention::first_id_of_day;
 
 /// What librdkafka takes in one answer, unless told otherwise; and what it needs of that for itself.
 const RECEIVE: u64 = 100_000_000;
 const OVERHEAD: u64 = 512;
-/// Kafka's default, where a broker does not tell.
-const DELETE_DELAY_MS: u64 = 60_000;
 
 /// What is found, or what is found and what to do.
 type Judged = Result<String, (String, String)>;
@@ -59,28 +59,12 @@ pub(super) fn judge_cleanup_policy(policy: Asked<String>, answers: &mut Answers)
     }
 }
 
-/// How long after it was written a record can still be delivered; `None`: for ever.
-fn reach(topic: &Settings) -> Asked<Option<Duration>> {
-    let retention: i64 = number(topic, "retention.ms")?;
-    let segment: u64 = number(topic, "segment.ms")?;
-    let delay = number(topic, "file.delete.delay.ms").unwrap_or(DELETE_DELAY_MS);
-    Ok(u64::try_from(retention).ok().map(|kept| Duration::from_millis(kept.saturating_add(segment).saturating_add(delay))))
-}
-
 fn topic_retention(config: &Config, topic: &Settings) -> Asked<Judged> {
-    let declared = config.retention.replay_horizon;
-    // Whoever declares how far back anything is read knows more than the topic's settings.
-    Ok(match declared.map_or_else(|| reach(topic), |declared| Ok(Some(declared)))? {
-        None => Err((
-            "retention.ms is -1: records can be delivered for ever, so ids are remembered for ever".to_owned(),
-            "set retention.replay_horizon_ms to the age of the oldest record that is still read, or the topic's retention.ms"
-                .to_owned(),
-        )),
-        Some(reach) => {
-            let key_life = if config.provider.kind == ProviderKind::None { Duration::ZERO } else { config.provider.key_life };
-            let remembered = config.retention.retention.max(key_life).max(reach);
-            Ok(format!("records can be delivered for {}, and ids are remembered for {}", span(reach), span(remembered)))
-        }
+    let need = need(config, || Ok(topic.clone()))?;
+    Ok(if need.time.is_some() {
+        Ok(format!("ids are remembered for {}", need.why))
+    } else {
+        Err((need.why, "set it to the age of the oldest record that is still read, or the topic's retention.ms".to_owned()))
     })
 }
 
@@ -257,28 +241,19 @@ mod tests {
         assert!(record_size(&config, &none).is_err());
         assert!(session_timeout(&config, &none).is_err());
         assert!(offsets_retention(&config, &none, &none).is_err());
-        let odd = settings(&[("retention.ms", "a week"), ("segment.ms", "1")]);
+        let odd = settings(&[("cleanup.policy", "delete"), ("retention.ms", "a week")]);
         assert!(topic_retention(&config, &odd).unwrap_err().contains("a week"));
     }
 
     #[test]
     fn ids_are_remembered_for_as_long_as_a_record_can_come_again() {
         let mut config = Config::default();
-        let day = 86_400_000_i64;
-        let found = |retention: i64, segment: i64, config: &Config| {
-            let (retention, segment) = (retention.to_string(), segment.to_string());
-            let topic = settings(&[("retention.ms", &retention), ("segment.ms", &segment), ("file.delete.delay.ms", "60000")]);
-            topic_retention(config, &topic).unwrap()
-        };
-        let told = found(6 * day, day - 60_000, &config).unwrap();
-        assert!(told.ends_with("delivered for 7 d, and ids are remembered for 7 d"), "{told}");
-        let told = found(7 * day, 7 * day, &config).expect("Kafka's own defaults are remembered for as long as they reach");
-        assert!(told.ends_with("remembered for 15 d"), "{told}");
-        let (_, todo) = found(-1, day, &config).unwrap_err();
-        assert!(todo.contains("retention.replay_horizon_ms"), "{todo}");
-        config.retention.replay_horizon = Some(Duration::from_hours(24 * 30));
-        let told = found(-1, day, &config).expect("somebody has said how far back is read");
-        assert!(told.ends_with("remembered for 30 d"), "{told}");
+        let for_ever = [("cleanup.policy", "delete"), ("retention.ms", "-1"), ("segment.ms", "1"), ("file.delete.delay.ms", "1")];
+        let (found, _) = topic_retention(&config, &settings(&for_ever)).unwrap().expect_err("for ever");
+        assert!(found.contains("retention.replay_horizon_ms"), "{found}");
+        config.retention.replay_horizon = Some(Duration::from_secs(30 * 86_400));
+        let found = topic_retention(&config, &settings(&for_ever)).unwrap().expect("somebody has said how far back is read");
+        assert_eq!(found, "ids are remembered for 30 d (retention.replay_horizon_ms)");
     }
 
     #[test]

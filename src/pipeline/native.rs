@@ -47,6 +47,13 @@ fn own_headers(message: &BorrowedMessage<'_>) -> Box<[Header]> {
     }
 }
 
+/// The broker that settings are asked of, as of the last metadata: no request is made.
+pub(crate) fn controller<C: rdkafka::ClientContext>(client: &rdkafka::client::Client<C>) -> Option<i32> {
+    // SAFETY: the client is alive while it is borrowed.
+    let id = unsafe { native::rd_kafka_controllerid(client.native_ptr(), 0) };
+    (id >= 0).then_some(id)
+}
+
 /// One past the newest record, as of the last fetch answer: no request is made.
 pub(super) fn cached_log_end(consumer: &BaseConsumer<Rebalances>, topic: &str, partition: i32) -> Option<NextOffset> {
     let topic = std::ffi::CString::new(topic).ok()?;

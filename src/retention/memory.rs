@@ -8,16 +8,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
 use tracing::warn;
 
 use super::Once;
-use crate::config::{Config, KafkaConfig, ProviderKind};
+use crate::config::{Config, ProviderKind};
 use crate::handler::Handler;
 use crate::pipeline::broker;
 use crate::pipeline::client::Client;
 use crate::pipeline::dedup::Engine;
+use crate::pipeline::settings::{Admin, Settings, value};
 use crate::record::Epoch;
 use crate::store::consumed_partitions::{self, Owned};
 use crate::store::{DbError, retention};
@@ -28,8 +27,6 @@ const NOTED: Duration = Duration::from_secs(60);
 const UNSETTLED: Duration = Duration::from_secs(5);
 /// For how long an answer about the topic is good.
 const ASKED: Duration = Duration::from_secs(600);
-/// How long a broker may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long ids must be remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +75,9 @@ impl Own {
     /// # Errors
     /// In words: the broker does not answer or does not tell.
     pub async fn of(config: &Config) -> Result<Self, String> {
-        let (kafka, declared) = (config.kafka.clone(), config.retention.replay_horizon);
-        let runtime = tokio::runtime::Handle::current();
-        let asked = tokio::task::spawn_blocking(move || runtime.block_on(ask_topic(&kafka, declared)));
-        let (partitions, redelivery) = asked.await.map_err(|error| error.to_string())??;
-        let need = need(config, redelivery);
+        let asked = config.clone();
+        let asked = tokio::task::spawn_blocking(move || ask_topic(&asked)).await;
+        let (partitions, need) = asked.map_err(|error| error.to_string())??;
         Ok(Self { group: config.kafka.group.clone(), topic: config.kafka.topic.clone(), partitions, need })
     }
 }
@@ -159,8 +154,20 @@ async fn note<H: Handler>(
     Ok(())
 }
 
-/// The longest of what asks for ids.
-fn need(config: &Config, redelivery: Need) -> Need {
+/// The longest of what asks for ids: our retention, the provider's keys, and how old a record can be that is delivered again.
+///
+/// # Errors
+/// In words: the topic's settings do not tell.
+pub fn need(config: &Config, settings: impl FnOnce() -> Result<Settings, String>) -> Result<Need, String> {
+    let redelivery = match config.retention.replay_horizon {
+        // Whoever declares how far back anything is read knows more than the topic's settings.
+        Some(declared) => known(declared, "retention.replay_horizon_ms"),
+        None => redelivery(&config.kafka.topic, &settings()?)?,
+    };
+    Ok(longest(config, redelivery))
+}
+
+fn longest(config: &Config, redelivery: Need) -> Need {
     let retention = known(config.retention.retention, "retention.retention_ms");
     let key_life = known(config.provider.key_life, "provider.key_life_ms");
     let needs = [Some(retention), (config.provider.kind == ProviderKind::Http).then_some(key_life), Some(redelivery)];
@@ -176,37 +183,29 @@ fn known(time: Duration, why: &str) -> Need {
     Need { time: Some(time), why: format!("{} ({why})", days(time)) }
 }
 
-/// How many partitions the topic has, and how old a record of it can be that is delivered again.
-async fn ask_topic(kafka: &KafkaConfig, declared: Option<Duration>) -> Result<(i32, Need), String> {
-    let topic = &kafka.topic;
-    let no_answer = |error: rdkafka::error::KafkaError| format!("topic {topic}: {error}");
-    let admin: AdminClient<DefaultClientContext> = kafka.kafka_admin_config().create().map_err(no_answer)?;
-    let metadata = admin.inner().fetch_metadata(Some(topic), PATIENCE).map_err(no_answer)?;
-    let found = metadata.topics().iter().find(|found| found.name() == topic && !found.partitions().is_empty());
-    let partitions = found.ok_or_else(|| format!("topic {topic} does not exist"))?.partitions().len();
-    let partitions = i32::try_from(partitions).map_err(|error| error.to_string())?;
-    if let Some(declared) = declared {
-        return Ok((partitions, known(declared, "retention.replay_horizon_ms")));
+/// How many partitions the topic has, and how long its ids are needed. Blocks.
+fn ask_topic(config: &Config) -> Result<(i32, Need), String> {
+    let topic = &config.kafka.topic;
+    let no_answer = |error: String| format!("topic {topic}: {error}");
+    let admin = Admin::connect(&config.kafka).map_err(no_answer)?;
+    if admin.partitions == 0 {
+        return Err(format!("topic {topic} does not exist"));
     }
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE));
-    let answer = admin.describe_configs(&[ResourceSpecifier::Topic(topic)], &options).await.map_err(no_answer)?;
-    let settings = answer.into_iter().next().ok_or_else(|| format!("topic {topic}: no answer about its settings"))?;
-    let settings = settings.map_err(|code| format!("topic {topic}: its settings are not told: {code}"))?;
-    let redelivery = redelivery(topic, |name| settings.get(name)?.value.clone())?;
-    Ok((partitions, redelivery))
+    let partitions = i32::try_from(admin.partitions).map_err(|error| error.to_string())?;
+    Ok((partitions, need(config, || admin.topic(topic).map_err(no_answer))?))
 }
 
 /// A record can be as old as its segment, which is deleted when its youngest record is old enough, and a moment later.
-fn redelivery(topic: &str, setting: impl Fn(&str) -> Option<String>) -> Result<Need, String> {
+fn redelivery(topic: &str, settings: &Settings) -> Result<Need, String> {
     let number = |name: &str| -> Result<i64, String> {
-        let value = setting(name).ok_or_else(|| format!("topic {topic}: its {name} is not told"))?;
+        let value = value(settings, name)?;
         value.parse().map_err(|_| format!("topic {topic}: its {name} is {value:?}"))
     };
     let for_ever = |why: &str| Need {
         time: None,
         why: format!("topic {topic} keeps records for ever ({why}), and retention.replay_horizon_ms is not set"),
     };
-    let policy = setting("cleanup.policy").ok_or_else(|| format!("topic {topic}: its cleanup.policy is not told"))?;
+    let policy = value(settings, "cleanup.policy")?;
     if !policy.split(',').any(|policy| policy.trim() == "delete") {
         return Ok(for_ever(&format!("cleanup.policy={policy}")));
     }
@@ -241,10 +240,8 @@ mod tests {
             ("segment.ms", "86400000"),
             ("file.delete.delay.ms", "60000"),
         ];
-        redelivery("orders", |name| {
-            let all = settings.iter().chain(&defaults);
-            all.clone().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-        })
+        let all = defaults.iter().chain(settings);
+        redelivery("orders", &all.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
     }
 
     #[test]
@@ -257,14 +254,14 @@ mod tests {
             assert!(need.why.contains("retention.replay_horizon_ms"), "{}", need.why);
         }
         assert!(topic(&[("segment.ms", "a while")]).is_err());
-        assert!(redelivery("orders", |_| None).is_err(), "what is not told is not taken for nothing");
+        assert!(redelivery("orders", &Settings::new()).is_err(), "what is not told is not taken for nothing");
     }
 
     #[test]
     fn the_longest_of_retention_key_life_and_redelivery_counts() {
         let mut config = Config::default();
         let asks =
-            |config: &Config, days: Option<u32>| need(config, Need { time: days.map(|days| days * DAY), why: "kafka".into() });
+            |config: &Config, days: Option<u32>| longest(config, Need { time: days.map(|days| days * DAY), why: "kafka".into() });
         assert_eq!(asks(&config, Some(1)).why, "7 d (retention.retention_ms)");
         assert_eq!(asks(&config, Some(8)).why, "kafka");
         assert_eq!(asks(&config, None).time, None);

@@ -78,7 +78,7 @@ fn after_a_stop_of_three_retentions_the_cleaner_forgets_nothing_that_is_still_to
     world.database.execute("UPDATE consumed_partition SET next_offset = 20, last_record_digest = NULL");
 
     clean(&world, 7);
-    let _running = engine(&world, 7).start();
+    let _running = start_without_cleaning(&world, engine(&world, 7));
     all_settled(&world);
     let all: Vec<Order> = settled.iter().chain(&to_come).cloned().collect();
     assert_charged_once(&world.provider, &all);
