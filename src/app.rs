@@ -37,6 +37,7 @@ use crate::pipeline::workers::Workers;
 use crate::provider::{self, Breaker};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
+use crate::store::processed_events::ClaimTable;
 use crate::store::{self, Store, attempts, held_events, held_requests, retention};
 
 /// The wait between two tries while the database or the broker is away at the start.
@@ -64,12 +65,16 @@ pub struct DeathNotice {
 /// # Errors
 /// Why the process must end with a non-zero code.
 pub fn run(config: Config) -> anyhow::Result<()> {
-    System::new().block_on(async move {
+    let system = System::new();
+    let ended = system.block_on(async move {
         let stop = stop_signal()?;
         let (fatal, ends) = Fatal::channel();
         let billing = billing(&config, &fatal)?;
         serve_until(config, billing, stop, &fatal, ends).await
-    })
+    });
+    // Dropping it would wait for questions to Kafka that nobody needs an answer to any more, for as long as each may take.
+    std::mem::forget(system);
+    ended
 }
 
 /// Runs the engine with any handler until `stop` resolves; to be awaited inside an actix system.
@@ -106,14 +111,14 @@ async fn serve_until<H: Handler>(
 
     let store = Store::connect(&config.database.settings(), config.pipeline.partition_concurrency)?;
     tokio::pin!(stop);
-    let floor = tokio::select! {
+    let (floor, claims) = tokio::select! {
         prepared = prepare(&config, &store, &readiness) => prepared?,
         () = &mut stop => return Ok(()),
     };
     say_start(&config, floor);
 
     let Started { supervisor, engine, client } =
-        start(&config, handler(&store), store.clone(), status.clone(), readiness.clone(), fatal)?;
+        start(&config, handler(&store), (store.clone(), claims), status.clone(), readiness.clone(), fatal)?;
     if config.held.dead_letters {
         actix::spawn(relay(&config, store.clone()).run());
     }
@@ -170,11 +175,11 @@ fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
 
 /// Waits for the database, brings the schema up to date, asks for the blocking conditions, writes the floor's first value, makes the days
 /// ahead.
-async fn prepare(config: &Config, store: &Store, readiness: &Readiness) -> anyhow::Result<Uuid> {
+async fn prepare(config: &Config, store: &Store, readiness: &Readiness) -> anyhow::Result<(Uuid, ClaimTable)> {
     let mut waited = false;
     loop {
         match prepare_once(config, store, readiness).await {
-            Ok(floor) => return Ok(floor),
+            Ok(prepared) => return Ok(prepared),
             Err(Prepare::Never(error)) => return Err(error),
             Err(Prepare::NotYet { latch, reason }) => {
                 if !waited {
@@ -194,7 +199,7 @@ enum Prepare {
     Never(anyhow::Error),
 }
 
-async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> Result<Uuid, Prepare> {
+async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> Result<(Uuid, ClaimTable), Prepare> {
     let database = |error: store::DbError| Prepare::NotYet { latch: Readiness::DATABASE, reason: error.to_string() };
     let mut session = store.control.get().await.map_err(|error| database(error.into()))?;
     readiness.set(Readiness::DATABASE);
@@ -219,8 +224,11 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
             retention::init_floor(&mut session, kept, oldest).await.map_err(database)?
         }
     };
-    retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await.map_err(database)?;
-    Ok(floor)
+    let claims = ClaimTable::read(&mut session).await.map_err(database)?;
+    if claims.by_day {
+        retention::ensure_days_ahead(&mut session, config.retention.days_ahead).await.map_err(database)?;
+    }
+    Ok((floor, claims))
 }
 
 /// One line that says what this process is about to do with other people's money.
@@ -249,7 +257,7 @@ struct Started<H: Handler> {
 fn start<H: Handler>(
     config: &Config,
     handler: H,
-    store: Store,
+    (store, claims): (Store, ClaimTable),
     status: Status,
     readiness: Readiness,
     fatal: &Fatal,
@@ -281,7 +289,8 @@ fn start<H: Handler>(
         },
         held_max_open: config.held.max_open,
         future_skew: config.retention.future_skew,
-        days: Days::default(),
+        claims,
+        days: Days::of(claims),
         status: status.clone(),
     };
     let engine = Arc::new(engine);
@@ -314,35 +323,39 @@ fn owner() -> String {
 
 /// What must be looked at now and then, whoever owns the partitions. Every failure here is the database's, and shows in readiness.
 async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, readiness: Readiness) {
-    let (store, status) = (&engine.store, &engine.status);
     let mut ticks = actix::clock::interval(UPKEEP);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        show_pools(store);
+        show_pools(&engine.store);
         metrics::upkeep();
-        show_pause(engine.handler.pause(), status, &readiness);
-        match upkeep_once(&config, store, status, &readiness).await {
+        show_pause(engine.handler.pause(), &engine.status, &readiness);
+        match upkeep_once(&config, &engine, &readiness).await {
             Ok(()) => readiness.set(Readiness::DATABASE),
             Err(error) => readiness.clear(Readiness::DATABASE, error.to_string()),
         }
     }
 }
 
-async fn upkeep_once(config: &Config, store: &Store, status: &Status, readiness: &Readiness) -> Result<(), store::DbError> {
-    let mut session = store.control.get().await?;
+async fn upkeep_once<H>(config: &Config, engine: &Engine<H>, readiness: &Readiness) -> Result<(), store::DbError> {
+    let mut session = engine.store.control.get().await?;
     // What an owner that never came back has left open: older than any transaction can be.
     attempts::convert_stale(&mut session, config.database.transaction_budget).await?;
     let kept = retention::kept(&mut session).await?;
-    metrics::days(&kept);
-    if kept.days_ahead() < i64::from(config.retention.days_ahead) {
-        make_days(config, &mut session, readiness, kept.days_ahead()).await;
+    metrics::floor(&kept);
+    if engine.claims.by_day {
+        metrics::days(&kept);
+        if kept.days_ahead() < i64::from(config.retention.days_ahead) {
+            make_days(config, &mut session, readiness, kept.days_ahead()).await;
+        } else {
+            readiness.set(Readiness::DAYS);
+        }
     } else {
         readiness.set(Readiness::DAYS);
     }
     let (group, topic) = (&config.kafka.group, &config.kafka.topic);
     let held = held_events::counts(&mut session, group, topic).await?;
-    status.held(held, held_requests::count(&mut session, group, topic).await?);
+    engine.status.held(held, held_requests::count(&mut session, group, topic).await?);
     Ok(())
 }
 

@@ -26,6 +26,8 @@ pub enum CrashPoint {
     DayDetached,
     /// A day below the floor is gone.
     DayDropped,
+    /// Some of the claims below the floor are gone, of a table without days.
+    ClaimsDeleted,
     /// The ownership row is locked.
     Fenced,
     /// The claims are inserted.
@@ -60,7 +62,7 @@ pub enum CrashPoint {
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
@@ -70,6 +72,7 @@ impl CrashPoint {
         Self::FloorRaised,
         Self::DayDetached,
         Self::DayDropped,
+        Self::ClaimsDeleted,
         Self::Fenced,
         Self::Claimed,
         Self::DueLocked,
@@ -100,6 +103,7 @@ impl CrashPoint {
             Self::FloorRaised => "floor_raised",
             Self::DayDetached => "day_detached",
             Self::DayDropped => "day_dropped",
+            Self::ClaimsDeleted => "claims_deleted",
             Self::Fenced => "fenced",
             Self::Claimed => "claimed",
             Self::DueLocked => "due_locked",

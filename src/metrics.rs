@@ -264,12 +264,15 @@ pub fn pool_in_use(pool: PoolName, connections: usize) {
     POOL_IN_USE.at(pool as usize).set(connections as f64);
 }
 
-/// What there is of the table of claims.
+/// How far back ids are remembered.
+pub fn floor(kept: &Kept) {
+    FLOOR_AGE.at(0).set(kept.floor.map_or(0.0, |floor| kept.age_ms(floor) as f64 / 1000.0));
+}
+
+/// The days of the table of claims, where it has days.
 pub fn days(kept: &Kept) {
     DAYS_AHEAD.at(0).set(kept.days_ahead() as f64);
-    let age_seconds = |id| kept.age_ms(id) as f64 / 1000.0;
-    OLDEST_DAY_AGE.at(0).set(kept.days.first().map_or(0.0, |(from, _)| age_seconds(*from)));
-    FLOOR_AGE.at(0).set(kept.floor.map_or(0.0, age_seconds));
+    OLDEST_DAY_AGE.at(0).set(kept.days.first().map_or(0.0, |(from, _)| kept.age_ms(*from) as f64 / 1000.0));
 }
 
 /// A run of the cleaner has ended well, or could not go on.

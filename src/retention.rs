@@ -2,13 +2,14 @@
 //!
 //! In: ids about to be claimed. Out: their days exist. It owns a memory of days seen, which may lag; the claim itself finds out, and
 //! the batch asks again. Days are made before a batch's transaction, never inside it. How long ids are needed is noted in `memory`,
-//! what follows from all notes is decided in `plan`, and the days are dropped in `cleaner`.
+//! what follows from all notes is decided in `plan`, and what may go goes in `cleaner`.
 //!
 //! Invariant: a day below the floor is never made.
 
 pub mod cleaner;
 pub mod memory;
 pub mod plan;
+pub mod sweeper;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +29,7 @@ use crate::crash::CrashPoint;
 use crate::handler::Handler;
 use crate::pipeline::client::Client;
 use crate::pipeline::dedup::Engine;
+use crate::store::processed_events::ClaimTable;
 use crate::store::retention::{self, day_of};
 use crate::store::{DbError, Store};
 
@@ -37,8 +39,11 @@ const TICK: Duration = Duration::from_secs(2);
 const OLDEST: Duration = Duration::from_secs(20);
 
 /// Days known to exist, and the floor as it was when they were read.
-#[derive(Debug, Default)]
-pub struct Days(Mutex<Known>);
+#[derive(Debug)]
+pub struct Days {
+    by_day: bool,
+    known: Mutex<Known>,
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -77,13 +82,22 @@ impl Once {
 }
 
 impl Days {
+    /// None is known yet. A plain table has none and needs none.
+    #[must_use]
+    pub fn of(table: ClaimTable) -> Self {
+        Self { by_day: table.by_day, known: Mutex::default() }
+    }
+
     /// Makes the days of these ids that are not known to exist; ids below the floor need none.
     ///
     /// # Errors
     /// When the database cannot be asked or a day cannot be made.
     pub async fn ensure(&self, store: &Store, ids: impl Iterator<Item = Uuid>) -> Result<(), DbError> {
+        if !self.by_day {
+            return Ok(());
+        }
         let (missing, floor) = {
-            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             let new = ids.filter(|id| known.floor.is_none_or(|floor| *id >= floor) && !known.days.contains(&day_of(*id)));
             (new.collect::<Vec<Uuid>>(), known.floor)
         };
@@ -101,7 +115,7 @@ impl Days {
             retention::ensure_days(&mut session, &takes).await?;
             CrashPoint::DayMade.passed();
         }
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.floor = floor;
         known.days.extend(takes);
         Ok(())
@@ -109,7 +123,7 @@ impl Days {
 
     /// Forgets everything: a claim has found no partition.
     pub fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Known::default();
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known::default();
     }
 }
 

@@ -6,6 +6,7 @@
 //! Invariant: nothing is measured on a database that could lose a commit, and a run in which an event is missing has no figures.
 
 mod engine;
+mod growth;
 mod machine;
 mod raw;
 
@@ -32,6 +33,9 @@ struct Arguments {
     /// Runs; the median of each figure is reported.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: u64,
+    /// Measures instead what so many claims in the table cost, by the statements of a batch alone.
+    #[arg(long, value_name = "ROWS,…", value_delimiter = ',', conflicts_with_all = ["events", "format"])]
+    growth: Option<Vec<u64>>,
     /// `json` adds one object as the last line.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     format: Format,
@@ -72,6 +76,12 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let server = |name: &str| std::env::var(name).map_err(|_| format!("{name} is not set: use scripts/bench"));
     let (kafka, database) = (server("ONCEWARD_TEST_KAFKA")?, server("ONCEWARD_TEST_DATABASE_URL")?);
+    if let Some(rows) = &arguments.growth {
+        println!("onceward, growth of the table of claims: {} × {} events a transaction", growth::SHAPE.0, growth::SHAPE.1);
+        println!("machine     {}", machine::describe()?);
+        machine::describe_database(&database)?.iter().for_each(|line| println!("{line}"));
+        return growth::measure(&database, rows, arguments.runs);
+    }
     println!("onceward, throughput: {} events, {} partitions, provider left out", arguments.events, engine::PARTITIONS);
     println!("machine     {}", machine::describe()?);
     machine::describe_database(&database)?.iter().for_each(|line| println!("{line}"));
@@ -91,7 +101,7 @@ fn measure(events: u64, number: u64, kafka: &str, server: &str, processes: &mach
     for (index, (connections, batch)) in SHAPES.into_iter().enumerate() {
         let database = Database::create(server, &format!("raw_{number}_{index}"))?;
         let before = Cpu::of(processes.postgres);
-        let per_second = raw::measure(&database.url, connections, batch, RAW_EVENTS)?;
+        let per_second = raw::measure(&database.url, connections, batch, RAW_EVENTS, |id| id)?.per_second;
         let cpu = (Cpu::of(processes.postgres) - before) * 1e6 / RAW_EVENTS as f64;
         println!(
             "  raw       {connections} × {batch:<5} {} events/s; CPU per million: PostgreSQL {cpu:.1} s",

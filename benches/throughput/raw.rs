@@ -5,13 +5,14 @@
 //! Invariant: each transaction is the engine's own, statement by statement: the text comes from the store, the rows from the event
 //! builder, and every one of them must be new.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chrono::Utc;
 use onceward::event::{Currency, Money, OrderConfirmedBuilder};
 use onceward::handler::Event as _;
 use onceward::record::{Epoch, SourceId};
 use onceward::store::batch_text::BatchText;
+use onceward::store::processed_events::ClaimTable;
 use onceward::store::{Store, consumed_partitions, retention};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, NoTls, Statement};
@@ -50,9 +51,20 @@ struct Batch {
     attempts: Vec<i32>,
 }
 
-/// Events per second with so many connections, among which the partitions are divided.
-pub fn measure(url: &str, connections: usize, batch: usize, events: usize) -> Result<f64> {
-    let work = batches(connections, batch, events)?;
+/// What a measurement gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Events per second over all connections.
+    pub per_second: f64,
+    /// Of a transaction, in milliseconds: half of them are not longer, and 99 of 100.
+    pub p50_ms: f64,
+    /// See there.
+    pub p99_ms: f64,
+}
+
+/// With so many connections, among which the partitions are divided, and ids as `id` makes them of the builder's.
+pub fn measure(url: &str, connections: usize, batch: usize, events: usize, id: fn(Uuid) -> Uuid) -> Result<Measured> {
+    let work = batches(connections, batch, events, id)?;
     block_on(async {
         let sources = prepare(url, connections).await?;
         let mut owners = Vec::new();
@@ -61,16 +73,20 @@ pub fn measure(url: &str, connections: usize, batch: usize, events: usize) -> Re
         }
         let started = Instant::now();
         let running: Vec<_> = owners.into_iter().map(|(owner, batches)| tokio::spawn(owner.run(batches))).collect();
+        let mut times = Vec::new();
         for owner in running {
-            owner.await??;
+            times.extend(owner.await??);
         }
-        Ok(events as f64 / started.elapsed().as_secs_f64())
+        let per_second = events as f64 / started.elapsed().as_secs_f64();
+        times.sort_unstable();
+        let at = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1_000.0;
+        Ok(Measured { per_second, p50_ms: at(50), p99_ms: at(99) })
     })
 }
 
 /// The same transactions as the engine's: each of one partition, which has one of every so many events, so that a batch spreads as
 /// widely over the index. A connection takes its partitions in turn.
-fn batches(connections: usize, batch: usize, events: usize) -> Result<Vec<Vec<Batch>>> {
+fn batches(connections: usize, batch: usize, events: usize, id: fn(Uuid) -> Uuid) -> Result<Vec<Vec<Batch>>> {
     let (builder, currency) = (OrderConfirmedBuilder::new(), Currency::from_code("EUR")?);
     let first_order = Utc::now().timestamp_micros();
     let mut work: Vec<Vec<Batch>> = (0..connections).map(|_| Vec::new()).collect();
@@ -82,7 +98,7 @@ fn batches(connections: usize, batch: usize, events: usize) -> Result<Vec<Vec<Ba
         let event = event.map_err(|fault| format!("an event of the bench is not valid: {fault:?}"))?;
         let partition = number % PARTITIONS;
         let filled = &mut filling[partition];
-        filled.ids.push(event.event_id);
+        filled.ids.push(id(event.event_id));
         filled.digests.push(event.digest().0);
         filled.offsets.push((number / PARTITIONS) as i64);
         filled.orders.push(event.order_id);
@@ -107,8 +123,10 @@ fn batches(connections: usize, batch: usize, events: usize) -> Result<Vec<Vec<Ba
 async fn prepare(url: &str, connections: usize) -> Result<Vec<Source>> {
     let store = Store::connect(&settings(url), connections)?;
     let mut session = store.control.get().await?;
-    retention::init_floor(&mut session, std::time::Duration::from_secs(7 * 24 * 60 * 60), None).await?;
-    retention::ensure_days_ahead(&mut session, 7).await?;
+    retention::init_floor(&mut session, Duration::from_secs(7 * 24 * 60 * 60), None).await?;
+    if ClaimTable::read(&mut session).await?.by_day {
+        retention::ensure_days_ahead(&mut session, 7).await?;
+    }
     let mut sources = Vec::new();
     for partition in 0..PARTITIONS {
         let owned = consumed_partitions::bump(&mut session, GROUP, "raw", i32::try_from(partition)?, "throughput").await?;
@@ -146,11 +164,15 @@ impl Owner {
         })
     }
 
-    async fn run(self, batches: Vec<Batch>) -> std::result::Result<(), tokio_postgres::Error> {
+    /// How long each transaction took.
+    async fn run(self, batches: Vec<Batch>) -> std::result::Result<Vec<Duration>, tokio_postgres::Error> {
+        let mut times = Vec::with_capacity(batches.len());
         for batch in batches {
+            let started = Instant::now();
             self.apply(&batch).await?;
+            times.push(started.elapsed());
         }
-        Ok(())
+        Ok(times)
     }
 
     async fn apply(&self, b: &Batch) -> std::result::Result<(), tokio_postgres::Error> {

@@ -4,7 +4,8 @@
 -- One claim per event and group. A UUID v7 begins with its millisecond, so a day is a range of ids: days are dropped whole, and the
 -- key needs no time in it (with one, the same id would be accepted twice). There is never a DEFAULT partition: it would swallow ids
 -- of days that are missing or forgotten, and a day could no longer be made beside it.
-CREATE TABLE processed_event (
+-- A plain table of another service (event_id, consumer_group, processed_at) is used as it is: `onceward check` says whether it can be.
+CREATE TABLE IF NOT EXISTS processed_event (
     event_id       uuid        NOT NULL,
     consumer_group text        NOT NULL,
     processed_at   timestamptz NOT NULL DEFAULT now(),

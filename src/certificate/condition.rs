@@ -80,7 +80,7 @@ conditions! {
         "our role may read and write its tables, and make days",
         "a right that is missing is met in the middle of a batch, after the charge";
     DedupKey = "dedup_key", Blocking,
-        "the key of `processed_event` is (event_id, consumer_group), on every day, without the time",
+        "the key of `processed_event` is (event_id, consumer_group), on every day, without the time; event_id alone where one group has claims",
         "with the time in it the same id is taken twice; without the group one group's claims are another's duplicates";
     DefaultPartition = "default_partition", Blocking,
         "`processed_event` has no DEFAULT partition",
@@ -106,6 +106,9 @@ conditions! {
     Days = "days", Advisory,
         "today's day is there, and the next ones without a hole",
         "`run` makes them at its start and every hour, and a batch makes what it needs";
+    OldClaims = "old_claims", Advisory,
+        "a `processed_event` without days has an index that begins with `processed_at`",
+        "the cleaner finds old claims by it; without it none is deleted, and the table grows";
     Brokers = "brokers", Advisory,
         "a broker answers",
         "nothing is read until one does";

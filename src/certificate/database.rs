@@ -11,6 +11,7 @@ use super::{Answers, Condition, session};
 use crate::config::Config;
 use crate::retention::{day_text, unix_ms};
 use crate::store::conditions::{self, Meddler, Memory, Relation, Settings, UniqueIndex};
+use crate::store::old_claims::{self, PlainTable};
 use crate::store::retention::{self, day_of, first_id_of_day};
 use crate::store::{self, PooledSession, Session};
 
@@ -58,8 +59,14 @@ pub(super) async fn ask(config: &Config, s: &mut Session, answers: &mut Answers)
         }
         Err(error) => not_asked(answers, &[Condition::Schema, Condition::Privileges], error),
     }
-    let partitioned = tables(config, s, answers).await;
-    memory(config, s, partitioned, answers).await;
+    let made = tables(config, s, answers).await;
+    match made {
+        Some(Made::ByDay) => answers.does_not_apply(Condition::OldClaims, "days are dropped whole"),
+        Some(Made::Plain) => plain_table(s, answers).await,
+        Some(Made::Otherwise) => answers.does_not_apply(Condition::OldClaims, "processed_event is partitioned in another way"),
+        None => answers.not_asked(Condition::OldClaims, "processed_event could not be looked at"),
+    }
+    memory(config, s, made, answers).await;
 }
 
 async fn privileges(s: &mut Session, answers: &mut Answers) {
@@ -131,19 +138,33 @@ fn judge_settings(settings: &Settings, answers: &mut Answers) {
 const TABLES: [Condition; 3] = [Condition::DefaultPartition, Condition::RowSecurity, Condition::LoggedTables];
 const INDEXES: [Condition; 2] = [Condition::UniqueIndexes, Condition::PaymentRows];
 
-/// Whether claims are kept by the day of their id.
-async fn tables(config: &Config, s: &mut Session, answers: &mut Answers) -> bool {
+/// How the table of claims is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    ByDay,
+    Plain,
+    /// As no table of claims may be.
+    Otherwise,
+}
+
+/// How the table of claims is made, if that could be asked.
+async fn tables(config: &Config, s: &mut Session, answers: &mut Answers) -> Option<Made> {
     let relations = match conditions::relations(s).await {
         Ok(relations) if relations.iter().any(|relation| relation.holds_claims) => relations,
         without => {
             let why = without.map_or_else(|error| error.to_string(), |_| "there is no table processed_event".to_owned());
             not_asked(answers, &[&TABLES[..], &INDEXES, &[Condition::DedupKey, Condition::Triggers]].concat(), why);
-            return true;
+            return None;
         }
     };
     judge_relations(&relations, answers);
     indexes_and_triggers(config, s, &relations, answers).await;
-    relations.iter().any(|relation| relation.holds_claims && relation.partitioned_by == ["event_id"])
+    let partitioned_by = relations.iter().find(|relation| relation.name == CLAIMS).map(|claims| claims.partitioned_by.as_slice());
+    Some(match partitioned_by {
+        Some([column]) if column == "event_id" => Made::ByDay,
+        Some([]) => Made::Plain,
+        _ => Made::Otherwise,
+    })
 }
 
 async fn indexes_and_triggers(config: &Config, s: &mut Session, relations: &[Relation], answers: &mut Answers) {
@@ -254,14 +275,14 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
     let condition = Condition::DedupKey;
     match key {
         Key::Right => answers.holds(condition, "(event_id, consumer_group), on every day"),
-        Key::EventIdAlone(name) => {
-            let found = match other_group {
-                Some(other) => format!("event_id alone, and the table has claims of the group {other}: an event of theirs would be a duplicate of ours"),
-                None => "event_id alone: a second group's events would be duplicates of ours".to_owned(),
-            };
-            let alter = format!("ALTER TABLE processed_event DROP CONSTRAINT {name}, ADD PRIMARY KEY (event_id, consumer_group)");
-            answers.fails(condition, found, alter);
-        }
+        Key::EventIdAlone(name) => match other_group {
+            None => answers.holds(condition, "event_id alone: the table serves this group and no other"),
+            Some(other) => answers.fails(
+                condition,
+                format_args!("event_id alone, and the table has claims of the group {other}: an event of theirs would be a duplicate of ours"),
+                format_args!("ALTER TABLE processed_event DROP CONSTRAINT {name}, ADD PRIMARY KEY (event_id, consumer_group)"),
+            ),
+        },
         Key::PartitionedBy(columns) => answers.fails(
             condition,
             format_args!(
@@ -289,7 +310,8 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
 fn judge_further_indexes(relations: &[Relation], indexes: &[UniqueIndex], answers: &mut Answers) {
     let holds_claims = |name: &str| relations.iter().any(|relation| relation.holds_claims && relation.name == name);
     let has_all_of_the_key = |index: &UniqueIndex| KEY.iter().all(|column| index.columns.iter().any(|found| found == column));
-    let refuses = |index: &&UniqueIndex| !(index.primary || index.plain && has_all_of_the_key(index));
+    let is_the_key = |index: &UniqueIndex| key(relations, indexes) == Key::EventIdAlone(&index.name);
+    let refuses = |index: &&UniqueIndex| !(index.primary || is_the_key(index) || index.plain && has_all_of_the_key(index));
     let further: Vec<String> = indexes
         .iter()
         .filter(|index| holds_claims(&index.relation))
@@ -334,7 +356,7 @@ fn in_words(meddler: &Meddler) -> String {
     format!("{} {} on {}", meddler.kind, meddler.name, meddler.relation)
 }
 
-async fn memory(config: &Config, s: &mut Session, partitioned: bool, answers: &mut Answers) {
+async fn memory(config: &Config, s: &mut Session, made: Option<Made>, answers: &mut Answers) {
     let both = [Condition::Floor, Condition::Days];
     let memory = match conditions::memory(s).await {
         Ok(memory) => memory,
@@ -359,12 +381,24 @@ async fn memory(config: &Config, s: &mut Session, partitioned: bool, answers: &m
     } else {
         answers.holds(Condition::Floor, day_text(floor));
     }
-    if !partitioned {
+    if matches!(made, Some(Made::Plain | Made::Otherwise)) {
         return answers.does_not_apply(Condition::Days, "processed_event is not kept by the day of the id");
     }
     match retention::days(s).await {
         Ok(days) => judge_days(&days, today, config.retention.days_ahead, &memory, answers),
         Err(error) => not_asked(answers, &[Condition::Days], error),
+    }
+}
+
+async fn plain_table(s: &mut Session, answers: &mut Answers) {
+    match old_claims::plain_table(s).await {
+        Ok(PlainTable { indexed: true, .. }) => answers.holds(Condition::OldClaims, "an index begins with processed_at"),
+        Ok(PlainTable { indexed: false, .. }) => answers.fails(
+            Condition::OldClaims,
+            "no index of processed_event begins with processed_at",
+            "CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at)",
+        ),
+        Err(error) => not_asked(answers, &[Condition::OldClaims], error),
     }
 }
 

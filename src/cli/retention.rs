@@ -82,12 +82,24 @@ fn table(outlook: &Outlook) -> String {
     if outlook.floor_to_be() > outlook.floor {
         let _ = writeln!(text, "floor {} after the next run", floor(outlook.floor_to_be()));
     }
-    let _ = writeln!(text, "\n{:<10}  {:>12}  {:>12}  ", "day", "claims", "KiB");
+    if let Some(plain) = outlook.plain {
+        let _ = writeln!(text, "\none table without days: {} claims, {} KiB", plain.rows, plain.bytes / 1024);
+        text.push_str(&goes_of_a_plain_table(outlook));
+    } else {
+        let _ = writeln!(text, "\n{:<10}  {:>12}  {:>12}  ", "day", "claims", "KiB");
+    }
     for day in &outlook.days {
         let _ = writeln!(text, "{}  {:>12}  {:>12}  {}", day.day, day.rows, day.bytes / 1024, fate(outlook, day));
     }
     text.push_str(&remedies(&outlook.held_back()));
     text
+}
+
+fn goes_of_a_plain_table(outlook: &Outlook) -> String {
+    outlook.forgettable().map_or_else(String::new, |may_go| {
+        let (before, groups) = (moment(may_go.before_ms), may_go.groups.join(", "));
+        format!("ids below the floor go that were claimed before {before} by {groups}\n")
+    })
 }
 
 /// What becomes of a day.
@@ -135,6 +147,7 @@ fn as_json(outlook: &Outlook) -> serde_json::Value {
         "now": moment(outlook.now_ms),
         "floor": outlook.floor.map(day_text),
         "floor_after_the_next_run": outlook.floor_to_be().map(day_text),
+        "plain_table": outlook.plain.map(|plain| json!({ "claims_estimated": plain.rows, "bytes": plain.bytes })),
         "days": outlook.days.iter().map(day).collect::<Vec<_>>(),
         "held_back_by": outlook.held_back().iter().map(limit).collect::<Vec<_>>(),
     })
@@ -149,7 +162,9 @@ fn would_go(outlook: &Outlook) -> String {
     for day in &days {
         let _ = writeln!(text, "{} would go: {} claims, {} KiB", day.day, day.rows, day.bytes / 1024);
     }
-    if days.is_empty() {
+    if outlook.plain.is_some() {
+        text.push_str(&goes_of_a_plain_table(outlook));
+    } else if days.is_empty() {
         text.push_str("no day would go\n");
     }
     text + &remedies(&outlook.held_back())
@@ -166,8 +181,12 @@ fn done(report: &Report) -> String {
     for day in &report.dropped {
         let _ = writeln!(text, "{} is gone: {} claims, {} KiB", day.day, day.rows, day.bytes / 1024);
     }
-    if report.dropped.is_empty() {
-        text.push_str("no day was to go\n");
+    match (report.deleted, report.dropped.is_empty()) {
+        (0, true) => text.push_str("nothing was to go\n"),
+        (0, false) => {}
+        (deleted, _) => {
+            let _ = writeln!(text, "{deleted} claims are gone");
+        }
     }
     text + &remedies(&report.held_back)
 }

@@ -35,8 +35,9 @@ use crate::status::{Duplicates, Status};
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
+use crate::store::processed_events::{ClaimRow, ClaimTable};
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
-use crate::store::{consumed_partitions, held_events, processed_events};
+use crate::store::{consumed_partitions, held_events};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
@@ -68,6 +69,8 @@ pub struct Engine<H> {
     pub held_max_open: usize,
     /// An id whose time lies further ahead is held.
     pub future_skew: Duration,
+    /// How the table of claims is made.
+    pub claims: ClaimTable,
     /// The day partitions known to exist.
     pub days: Days,
     /// Partitions for people.
@@ -435,7 +438,7 @@ async fn claim<H: Business>(
         CrashPoint::Claimed.passed();
         let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
         if !missing.is_empty() {
-            let seen = processed_events::look_up(tx, &engine.group, &missing).await?;
+            let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
             let unexplained = batch.seen(run.source, &claimed, &seen);
             if !unexplained.is_empty() {
                 // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
@@ -467,9 +470,9 @@ pub(super) async fn claim_rows<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     source: SourceId,
-    rows: &[processed_events::ClaimRow],
+    rows: &[ClaimRow],
 ) -> Result<HashSet<Uuid>, BatchError> {
-    processed_events::claim(tx, &engine.group, source, rows).await.map_err(|error| match error.sqlstate() {
+    engine.claims.claim(tx, &engine.group, source, rows).await.map_err(|error| match error.sqlstate() {
         // check_violation of the claim itself: no partition takes the row.
         Some("23514") => BatchError::NoDay,
         Some(_) | None => BatchError::Database(error),

@@ -22,7 +22,7 @@ use crate::pipeline::refusal::{Refusal, row_error};
 use crate::record::KeyDigest;
 use crate::store::held_events::{self, HeldState, HeldUpdate};
 use crate::store::held_turns::{self, DueHeld};
-use crate::store::processed_events::{self, ClaimRow};
+use crate::store::processed_events::ClaimRow;
 use crate::store::{Session, TransactionError, horizon_claims};
 
 /// Which of the partition's held events run.
@@ -100,7 +100,7 @@ async fn claim<H: Business>(
     new.extend(horizon_claims::claim(tx, &engine.group, &below.iter().map(|row| row.event_id).collect::<Vec<_>>()).await?);
     // Also of those below the floor: their day may still be there.
     let ids: Vec<Uuid> = wanted.iter().map(|row| row.event_id).collect();
-    let seen = processed_events::look_up(tx, &engine.group, &ids).await?;
+    let seen = engine.claims.look_up(tx, &engine.group, &ids).await?;
     let seen = seen.into_iter().map(|seen| (seen.event_id, seen.digest)).collect();
     Ok(batch.claim(&new, &seen, floor))
 }

@@ -33,7 +33,7 @@ pub(super) async fn look<H: Handler>(
     let traces = traces.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("traces", error)))?;
     let settled = horizon_claims::settled(tx, &engine.group, &ids).await?;
     // Between the rise of the floor and the drop of the day its claims are still there, and tell more than anything else.
-    let seen = processed_events::look_up(tx, &engine.group, &ids).await?;
+    let seen = engine.claims.look_up(tx, &engine.group, &ids).await?;
     batch.beyond_horizon(floor, source, &settled, &seen, &traces);
     Ok(())
 }

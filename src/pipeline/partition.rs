@@ -30,10 +30,11 @@ use crate::store::held_turns::OpenHeld;
 
 /// Hand-overs that may wait; more makes the poll thread wait.
 const MAILBOX: usize = 64;
-/// A batch after one that gave events back has so many at least: the first may be refused for itself, and another must show it.
+/// The first batch has so many, and one after an interruption: troubles come in swarms, and what is done quickly is done before the next
+/// one. After one that gave events back it is the least: the first may be refused for itself, and another must show it.
 const PROBE_BATCH: usize = 8;
-/// By what a batch shrinks that was interrupted. After another transaction's lock: in three steps the event in question stands alone.
-const INTERRUPTED_PART: usize = 8;
+/// By what a batch shrinks after another transaction's lock: in three steps the event in question stands alone.
+const CONTENDED_PART: usize = 8;
 /// Waits between tries while the database is away: from the first to the longest.
 const OUTAGE_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Once the database has answered again, waits go on as after so many outages, until a batch has committed.
@@ -130,7 +131,7 @@ impl<H: Business> PartitionActor<H> {
             window: at.witness.map_or_else(|| Window::positioned(at.base), Window::behind),
             answers,
             stop,
-            batch_max: workers.engine().batch_max,
+            batch_max: PROBE_BATCH.min(workers.engine().batch_max),
             agenda: Agenda::new(workers.engine().held_max_open),
             workers,
             opening: at.held.clone(),
@@ -317,14 +318,12 @@ impl<H: Business> PartitionActor<H> {
         self.written.perhaps = again.perhaps.or(self.written.perhaps);
         self.workers.engine().status.partition_paused(self.partition, self.epoch, Some(again.error));
         self.state = State::Busy;
-        let part = self.batch_max.min(self.window.len()) / INTERRUPTED_PART;
         let wait = if again.contention {
             // It has waited for the lock already. What comes before the event that somebody else holds goes round it in a smaller batch.
-            self.batch_max = part.max(1);
+            self.batch_max = (self.batch_max.min(self.window.len()) / CONTENDED_PART).max(1);
             OUTAGE_BACKOFF.0
         } else {
-            // Troubles come in swarms: what is done quickly is done before the next one.
-            self.batch_max = part.max(PROBE_BATCH).min(self.batch_max);
+            self.batch_max = PROBE_BATCH.min(self.batch_max);
             OUTAGE_BACKOFF.0.saturating_mul(1 << self.outages.min(10)).min(OUTAGE_BACKOFF.1)
         };
         let (workers, source, epoch) = (Arc::clone(&self.workers), self.source, self.epoch);

@@ -1,11 +1,12 @@
-//! The cleaner: raises the floor and drops the days below it.
+//! The cleaner: raises the floor and drops the days below it, or deletes what a table without days has there (`sweeper`).
 //!
-//! In: what everybody allows (`plan`). Out: fewer days. It owns the days below the floor, one cleaner at a time. If it dies here, the next
+//! In: what everybody allows (`plan`). Out: fewer claims. It owns those below the floor, one cleaner at a time. If it dies here, the next
 //! run finishes what is half gone: a detach that was cut off, a table that was detached and is still there.
 //!
 //! Invariant: the floor is committed before any day below it is touched, days go strictly in their order, and only the database's clock
 //! counts.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
@@ -14,11 +15,13 @@ use uuid::Uuid;
 
 use super::memory::Own;
 use super::plan::{Limit, Plan};
-use super::{Once, day_text};
+use super::{Once, day_text, sweeper, unix_ms};
 use crate::config::Config;
 use crate::crash::CrashPoint;
 use crate::metrics;
 use crate::store::forgetting::{self, DayState, DayTable};
+use crate::store::old_claims::{self, Forgettable, PlainTable};
+use crate::store::processed_events::ClaimTable;
 use crate::store::{DbError, Session, Settings, Store, retention};
 
 /// The longest wait of one statement, for however many transactions.
@@ -37,6 +40,10 @@ pub struct Outlook {
     pub plan: Plan,
     /// The days' tables, oldest first.
     pub days: Vec<DayTable>,
+    /// What a table without days holds.
+    pub plain: Option<PlainTable>,
+    /// The groups that have said something: of others' claims nothing goes.
+    pub groups: BTreeSet<String>,
 }
 
 /// What a run has done.
@@ -48,6 +55,8 @@ pub struct Report {
     pub finished: Vec<NaiveDate>,
     /// Days that are gone.
     pub dropped: Vec<DayTable>,
+    /// Claims that are gone of a table without days.
+    pub deleted: u64,
     /// What keeps days that nobody needs for their age.
     pub held_back: Vec<Limit>,
 }
@@ -89,7 +98,13 @@ impl Cleaner {
         metrics::cleaner(true);
         self.failed = Once::default();
         if let Some((from, to)) = report.raised {
-            info!(from = day_text(from), to = day_text(to), dropped = report.dropped.len(), "the retention floor was raised");
+            info!(
+                from = day_text(from),
+                to = day_text(to),
+                dropped = report.dropped.len(),
+                deleted = report.deleted,
+                "the retention floor was raised"
+            );
         }
         match report.held_back.first() {
             None => self.held_back = Once::default(),
@@ -113,9 +128,20 @@ impl Outlook {
         self.floor_to_be().is_some_and(|floor| day.end <= floor)
     }
 
+    /// What a run deletes from a table without days.
+    #[must_use]
+    pub fn forgettable(&self) -> Option<Forgettable> {
+        let floor = self.floor_to_be().filter(|_| self.plain.is_some())?;
+        let before_ms = i64::try_from(unix_ms(floor)).ok()?;
+        Some(Forgettable { floor, before_ms, groups: self.groups.iter().cloned().collect() })
+    }
+
     /// What keeps days that nobody needs for their age; nothing while there is no such day.
     #[must_use]
     pub fn held_back(&self) -> Vec<Limit> {
+        if self.plain.is_some() {
+            return self.plan.holding_back().cloned().collect();
+        }
         let holds = |limit: &&Limit| {
             let kept = |day: &DayTable| !self.goes(day) && self.plan.keepers(day.end).any(|keeper| keeper == *limit);
             self.days.first().is_some_and(kept)
@@ -133,8 +159,13 @@ pub async fn look(s: &mut Session, own: &Own) -> Result<Outlook, DbError> {
     // The floor before the standings: what is said later allows no less.
     let floor = retention::floor(s).await?;
     let standings = forgetting::standings(s).await?;
-    let days = forgetting::day_tables(s).await?;
-    Ok(Outlook { now_ms, floor, plan: Plan::new(now_ms, own, &standings), days })
+    let (days, plain) = if ClaimTable::read(s).await?.by_day {
+        (forgetting::day_tables(s).await?, None)
+    } else {
+        (Vec::new(), Some(old_claims::plain_table(s).await?))
+    };
+    let groups = standings.iter().map(|standing| standing.group.clone()).chain([own.group.clone()]).collect();
+    Ok(Outlook { now_ms, floor, plan: Plan::new(now_ms, own, &standings), days, plain, groups })
 }
 
 /// One run, on connections of its own. `None`: another cleaner is at work.
@@ -162,6 +193,11 @@ async fn clean(s: &mut Session, settings: &Settings, own: &Own) -> Result<Report
         floor = forgetting::raise_floor(s, rises).await?.unwrap_or(before);
         report.raised = Some((before, floor));
         CrashPoint::FloorRaised.passed();
+    }
+    // By the floor as it is now: another cleaner may have raised it further.
+    let outlook = Outlook { floor: Some(floor), ..outlook };
+    if let Some(may_go) = outlook.forgettable() {
+        report.deleted = sweeper::sweep(s, &may_go).await?;
     }
     for day in outlook.days.into_iter().filter(|day| day.end <= floor) {
         if day.state == DayState::Attached {

@@ -102,7 +102,7 @@ impl DbError {
     }
 
     /// What the program expected and did not get.
-    pub(super) fn program(statement: &'static str, message: impl fmt::Display) -> Self {
+    pub(crate) fn program(statement: &'static str, message: impl fmt::Display) -> Self {
         Self { statement, origin: Origin::Program, state: None, message: message.to_string() }
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
 use super::statement::statement;
@@ -38,39 +38,70 @@ pub struct Seen {
     pub offset: Option<Offset>,
 }
 
-/// Claims the events and returns the ids that are new. An id that another open transaction claims is waited for.
-///
-/// # Errors
-/// 23514: a day is missing, see [`super::retention::ensure_days`].
-pub async fn claim(s: &mut Session, group: &str, source: SourceId, rows: &[ClaimRow]) -> Result<HashSet<Uuid>, DbError> {
-    if rows.is_empty() {
-        return Ok(HashSet::new());
-    }
-    let claim = Claim {
-        group,
-        source: source.0,
-        event_ids: rows.iter().map(|row| row.event_id).collect(),
-        digests: rows.iter().map(|row| row.digest.0).collect(),
-        offsets: rows.iter().map(|row| row.offset.0).collect(),
-    };
-    Ok(s.rows("claim", claim).await?.into_iter().collect())
+/// How the table of claims is made: as our migration makes it, or as another service has made it (R-KFK-IDEM-2), which is used as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimTable {
+    /// A table per day of ids; else one plain table.
+    pub by_day: bool,
+    /// The key is `(event_id, consumer_group)`; else `event_id` alone, and the table serves one group.
+    pub of_groups: bool,
+    /// It has the columns `event_digest`, `source_id` and `source_offset`, which tell a repeat from a conflict and explain a duplicate.
+    pub explains: bool,
 }
 
-/// The claims of `ids` that exist, in no order.
-///
-/// # Errors
-/// The statement failed.
-pub async fn look_up(s: &mut Session, group: &str, ids: &[Uuid]) -> Result<Vec<Seen>, DbError> {
-    let (Some(&min), Some(&max)) = (ids.iter().min(), ids.iter().max()) else { return Ok(Vec::new()) };
-    type Row = (Uuid, Option<i64>, Option<i32>, Option<i64>);
-    let seen = |(event_id, digest, source, offset): Row| Seen {
-        event_id,
-        digest: digest.map(EventDigest),
-        source: source.map(SourceId),
-        offset: offset.map(Offset),
-    };
-    let find = Find { ids, group, min, max };
-    s.within("look_up_claims", async |s| Ok(s.rows("look_up_claims", find).await?.into_iter().map(seen).collect())).await
+impl ClaimTable {
+    /// Reads how it is made.
+    ///
+    /// # Errors
+    /// The statement failed, or there is no such table.
+    pub async fn read(s: &mut Session) -> Result<Self, DbError> {
+        let shape = s.within("claim_table", async |s| s.row("claim_table", Shape {}).await).await?;
+        let (by_day, of_groups, explains) = shape.ok_or_else(|| DbError::program("claim_table", "there is no processed_event"))?;
+        Ok(Self { by_day, of_groups, explains })
+    }
+
+    /// Claims the events and returns the ids that are new. An id that another open transaction claims is waited for.
+    ///
+    /// # Errors
+    /// 23514: a day is missing, see [`super::retention::ensure_days`].
+    pub async fn claim(self, s: &mut Session, group: &str, source: SourceId, rows: &[ClaimRow]) -> Result<HashSet<Uuid>, DbError> {
+        if rows.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let event_ids: Vec<Uuid> = rows.iter().map(|row| row.event_id).collect();
+        let (source, digests, offsets) =
+            (source.0, rows.iter().map(|row| row.digest.0).collect(), rows.iter().map(|row| row.offset.0).collect());
+        let new = match (self.explains, self.of_groups) {
+            (true, true) => s.rows("claim", Claim { group, source, event_ids, digests, offsets }).await,
+            (true, false) => s.rows("claim", ClaimById { group, source, event_ids, digests, offsets }).await,
+            (false, true) => s.rows("claim", PlainClaim { group, event_ids }).await,
+            (false, false) => s.rows("claim", PlainClaimById { group, event_ids }).await,
+        };
+        Ok(new?.into_iter().collect())
+    }
+
+    /// The claims of `ids` that exist, in no order.
+    ///
+    /// # Errors
+    /// The statement failed.
+    pub async fn look_up(self, s: &mut Session, group: &str, ids: &[Uuid]) -> Result<Vec<Seen>, DbError> {
+        let (Some(&min), Some(&max)) = (ids.iter().min(), ids.iter().max()) else { return Ok(Vec::new()) };
+        type Row = (Uuid, Option<i64>, Option<i32>, Option<i64>);
+        let seen = |(event_id, digest, source, offset): Row| Seen {
+            event_id,
+            digest: digest.map(EventDigest),
+            source: source.map(SourceId),
+            offset: offset.map(Offset),
+        };
+        let found = s.within("look_up_claims", async |s| {
+            if self.explains {
+                s.rows("look_up_claims", Find { ids, group, min, max }).await
+            } else {
+                s.rows("look_up_claims", FindPlain { ids, group, min, max }).await
+            }
+        });
+        Ok(found.await?.into_iter().map(seen).collect())
+    }
 }
 
 /// Deletes claims that this transaction made: the events stay in the window. Out: how many of them were there; a day that was detached
@@ -89,19 +120,48 @@ pub(super) fn claim_text() -> String {
 }
 
 // Sorted, so that two sessions which claim the same ids wait for each other in one order and never in a circle.
-statement! {
-    Claim<'a> {
-        group: &'a str => Text, source: i32 => Integer,
-        event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt>, offsets: Vec<i64> => Array<BigInt>,
-    } -> SqlUuid {
-        "INSERT INTO processed_event (event_id, consumer_group, source_id, event_digest, source_offset)
+macro_rules! claims {
+    ($name:ident, $key:literal) => {
+        statement! {
+            $name<'a> {
+                group: &'a str => Text, source: i32 => Integer,
+                event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt>, offsets: Vec<i64> => Array<BigInt>,
+            } -> SqlUuid {
+                concat!(
+                    "INSERT INTO processed_event (event_id, consumer_group, source_id, event_digest, source_offset)
          SELECT event_id, :group, :source, digest, source_offset
          FROM unnest(:event_ids, :digests, :offsets) AS new (event_id, digest, source_offset)
          ORDER BY event_id
-         ON CONFLICT (event_id, consumer_group) DO NOTHING
+         ON CONFLICT ", $key, " DO NOTHING
          RETURNING event_id"
-    }
+                )
+            }
+        }
+    };
 }
+
+// The time is written here, because the table of another service may leave it to its program.
+macro_rules! plain_claims {
+    ($name:ident, $key:literal) => {
+        statement! {
+            $name<'a> { group: &'a str => Text, event_ids: Vec<Uuid> => Array<SqlUuid> } -> SqlUuid {
+                concat!(
+                    "INSERT INTO processed_event (event_id, consumer_group, processed_at)
+         SELECT event_id, :group, now()
+         FROM unnest(:event_ids) AS new (event_id)
+         ORDER BY event_id
+         ON CONFLICT ", $key, " DO NOTHING
+         RETURNING event_id"
+                )
+            }
+        }
+    };
+}
+
+claims!(Claim, "(event_id, consumer_group)");
+claims!(ClaimById, "(event_id)");
+plain_claims!(PlainClaim, "(event_id, consumer_group)");
+plain_claims!(PlainClaimById, "(event_id)");
 
 // The join is planned well for any number of ids, and the range lets the planner leave out the other days.
 statement! {
@@ -110,6 +170,31 @@ statement! {
         "SELECT event_id, event_digest, source_id, source_offset
          FROM unnest(:ids) AS wanted (event_id) JOIN processed_event USING (event_id)
          WHERE consumer_group = :group AND event_id BETWEEN :min AND :max"
+    }
+}
+
+statement! {
+    FindPlain<'a> { ids: &'a [Uuid] => Array<SqlUuid>, group: &'a str => Text, min: Uuid => SqlUuid, max: Uuid => SqlUuid }
+    -> (SqlUuid, Nullable<BigInt>, Nullable<Integer>, Nullable<BigInt>) {
+        "SELECT event_id, NULL::bigint, NULL::integer, NULL::bigint
+         FROM unnest(:ids) AS wanted (event_id) JOIN processed_event USING (event_id)
+         WHERE consumer_group = :group AND event_id BETWEEN :min AND :max"
+    }
+}
+
+// An index that holds for every row, at once, and for nothing but the equality of these two columns.
+statement! {
+    Shape {} -> (Bool, Bool, Bool) {
+        "SELECT relkind = 'p',
+                EXISTS (SELECT FROM pg_index AS x
+                        WHERE x.indrelid = c.oid AND x.indisunique AND x.indisvalid AND x.indimmediate
+                              AND x.indpred IS NULL AND x.indexprs IS NULL
+                              AND ARRAY(SELECT a.attname::text FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+                                        JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
+                                        WHERE k.place <= x.indnkeyatts ORDER BY a.attname) = ARRAY['consumer_group', 'event_id']),
+                (SELECT count(*) = 3 FROM pg_attribute AS a
+                 WHERE a.attrelid = c.oid AND a.attname IN ('event_digest', 'source_id', 'source_offset'))
+         FROM pg_class AS c WHERE c.oid = to_regclass('processed_event')"
     }
 }
 

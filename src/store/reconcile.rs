@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::held_events::HeldState;
 use super::payments::PaymentStatus;
+use super::processed_events::ClaimTable;
 use super::statement::statement;
 use super::{DbError, Session, TimeLimits, TransactionError};
 use crate::handler::HeldReason;
@@ -87,6 +88,8 @@ pub struct Claims {
     group: String,
     /// The partition of each source of the group and topic.
     sources: BTreeMap<i32, i32>,
+    /// The table has the columns that say where a claim comes from.
+    explains: bool,
     last: (Uuid, String),
 }
 
@@ -98,7 +101,8 @@ impl Claims {
     pub async fn start(s: &mut Session, group: &str, topic: &str) -> Result<Self, DbError> {
         // Not joined: with a join the planner may sort the whole table for every page.
         let sources: Vec<(i32, i32)> = s.rows("reconcile_sources", Sources { group, topic }).await?;
-        Ok(Self { group: group.to_owned(), sources: sources.into_iter().collect(), last: (Uuid::nil(), String::new()) })
+        let ClaimTable { explains, .. } = ClaimTable::read(s).await?;
+        Ok(Self { group: group.to_owned(), sources: sources.into_iter().collect(), explains, last: (Uuid::nil(), String::new()) })
     }
 
     /// The next ones; none at the end.
@@ -108,7 +112,11 @@ impl Claims {
     pub async fn page(&mut self, s: &mut Session) -> Result<Vec<Claim>, DbError> {
         type Row = (Uuid, String, Option<i32>, Option<i64>);
         let (after, other) = (self.last.0, &self.last.1);
-        let rows: Vec<Row> = s.rows("reconcile_claims", ClaimsPage { from: after, after, other, page: PAGE }).await?;
+        let rows: Vec<Row> = if self.explains {
+            s.rows("reconcile_claims", ClaimsPage { from: after, after, other, page: PAGE }).await?
+        } else {
+            s.rows("reconcile_claims", PlainClaimsPage { from: after, after, other, page: PAGE }).await?
+        };
         if let Some((event_id, of, ..)) = rows.last() {
             self.last = (*event_id, of.clone());
         }
@@ -214,6 +222,15 @@ statement! {
     ClaimsPage<'a> { from: Uuid => SqlUuid, after: Uuid => SqlUuid, other: &'a str => Text, page: i64 => BigInt }
     -> (SqlUuid, Text, Nullable<Integer>, Nullable<BigInt>) {
         "SELECT event_id, consumer_group, source_id, source_offset FROM processed_event
+         WHERE event_id >= :from AND (event_id, consumer_group) > (:after, :other)
+         ORDER BY event_id, consumer_group LIMIT :page"
+    }
+}
+
+statement! {
+    PlainClaimsPage<'a> { from: Uuid => SqlUuid, after: Uuid => SqlUuid, other: &'a str => Text, page: i64 => BigInt }
+    -> (SqlUuid, Text, Nullable<Integer>, Nullable<BigInt>) {
+        "SELECT event_id, consumer_group, NULL::integer, NULL::bigint FROM processed_event
          WHERE event_id >= :from AND (event_id, consumer_group) > (:after, :other)
          ORDER BY event_id, consumer_group LIMIT :page"
     }

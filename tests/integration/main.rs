@@ -22,6 +22,7 @@ mod an_answer_lost_after_the_charge_is_asked_for_again;
 mod an_operator_decides_about_held_events;
 mod another_client_writes_the_topic;
 mod another_handler_needs_nothing_but_the_trait;
+mod another_services_table_is_used_as_it_is;
 mod chaos_adds_up;
 mod events_of_one_key_keep_their_order;
 mod every_kind_of_membership_keeps_the_promise;

@@ -101,7 +101,7 @@ fn killed_at_any_step_it_is_finished_by_the_next_run() {
         assert_eq!(scene.old_days(), 0, "{point:?}");
         scene.nothing_is_new();
         let again = text(&scene.run(&["run"]));
-        assert!(again.contains("no day was to go"), "{again}");
+        assert!(again.contains("nothing was to go"), "{again}");
     }
 }
 
@@ -206,7 +206,7 @@ fn days_are_kept_while_any_group_needs_them_and_the_status_says_which_and_what_t
     {
         assert!(told.contains(words), "{words}: {told}");
     }
-    assert!(text(&scene.run(&["run"])).contains("no day was to go"));
+    assert!(text(&scene.run(&["run"])).contains("nothing was to go"));
     assert_eq!(scene.old_days(), 3);
 
     scene.world.database.execute("DELETE FROM consumed_partition WHERE consumer_group IN ('behind', 'silent')");

@@ -16,11 +16,10 @@ use std::time::Duration;
 
 use onceward::handler::EventDigest;
 use onceward::record::{Epoch, Offset, SourceId};
-use onceward::store::processed_events::ClaimRow;
+use onceward::store::processed_events::{ClaimRow, ClaimTable};
 use onceward::store::retention::day_of;
 use onceward::store::{
-    DbError, ErrorClass, Session, Settings, Store, TimeLimits, TransactionError, consumed_partitions, migrate, processed_events,
-    retention,
+    DbError, ErrorClass, Session, Settings, Store, TimeLimits, TransactionError, consumed_partitions, migrate, retention,
 };
 use tokio_postgres::{Client, NoTls};
 use url::Url;
@@ -131,6 +130,9 @@ async fn own(s: &mut Session, partition: i32) -> (SourceId, Epoch) {
     (ownership.source, ownership.epoch)
 }
 
+/// The table as our migration makes it.
+const OURS: ClaimTable = ClaimTable { by_day: true, of_groups: true, explains: true };
+
 fn claim_row(event_id: Uuid, offset: i64) -> ClaimRow {
     ClaimRow { event_id, digest: EventDigest::new(1, 7 << 8), offset: Offset(offset) }
 }
@@ -138,7 +140,7 @@ fn claim_row(event_id: Uuid, offset: i64) -> ClaimRow {
 /// Claims ids at offsets 0, 1, 2, … and returns the new ones, sorted.
 async fn claim(s: &mut Session, source: SourceId, ids: &[Uuid]) -> Result<Vec<Uuid>, DbError> {
     let rows: Vec<_> = ids.iter().zip(0..).map(|(id, offset)| claim_row(*id, offset)).collect();
-    let mut new: Vec<_> = processed_events::claim(s, GROUP, source, &rows).await?.into_iter().collect();
+    let mut new: Vec<_> = OURS.claim(s, GROUP, source, &rows).await?.into_iter().collect();
     new.sort();
     Ok(new)
 }

@@ -146,7 +146,9 @@ impl Conductor {
     pub fn look_after(&mut self, field: &mut Field) -> Result<()> {
         for (index, words) in field.engines.reap()? {
             self.unexplained.push(words);
-            self.after(Duration::from_secs(1), Undo::Start(index));
+            if index != field.engines.guest() {
+                self.after(Duration::from_secs(1), Undo::Start(index));
+            }
         }
         let now = Instant::now();
         let (due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.later).into_iter().partition(|(at, _)| *at <= now);
@@ -258,6 +260,10 @@ impl Conductor {
                     field.engines.tell(index, Signal::Term, State::Leaving)?;
                 }
                 let lasts = self.draw.between(0, 3_000);
+                if index == field.engines.guest() {
+                    // It stays away until it joins again, or nobody could join any more.
+                    return Ok(format!("{}: engine {index}", kind.as_str()));
+                }
                 self.after(lasts, Undo::Start(index));
                 lasts
             }

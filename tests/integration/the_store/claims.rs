@@ -4,11 +4,11 @@ use diesel_async::SimpleAsyncConnection;
 use futures_util::future::join;
 use onceward::handler::EventDigest;
 use onceward::record::{Offset, SourceId};
-use onceward::store::processed_events::{self, ClaimRow, Seen};
+use onceward::store::processed_events::{self, ClaimRow, ClaimTable, Seen};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{Db, GROUP, claim, claim_row, committed, id_of_day, ids};
+use super::{Db, GROUP, OURS, claim, claim_row, committed, id_of_day, ids};
 
 const SOURCE: SourceId = SourceId(1);
 
@@ -35,13 +35,51 @@ async fn an_id_applies_once_at_any_time_from_any_place_and_twice_for_two_groups(
     let outsider = db.outsider().await;
     outsider.batch_execute("UPDATE processed_event SET processed_at = processed_at - interval '36 hours'").await.unwrap();
     assert_eq!(committed(&mut s, async |s| claim(s, SourceId(2), &[Uuid::now_v7(), x]).await).await.len(), 1);
-    let other_group = committed(&mut s, async |s| processed_events::claim(s, "mail", SOURCE, &[claim_row(x, 0)]).await).await;
+    let other_group = committed(&mut s, async |s| OURS.claim(s, "mail", SOURCE, &[claim_row(x, 0)]).await).await;
     assert!(other_group.contains(&x));
 
     let sql = "SELECT array_agg(attname::text ORDER BY attname) FROM pg_index JOIN pg_attribute ON attrelid = indexrelid
                WHERE indrelid = 'processed_event'::regclass AND indisunique GROUP BY indexrelid";
     let unique: Vec<Vec<String>> = outsider.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(unique, [["consumer_group", "event_id"]], "a unique key with a time in it takes the same id twice");
+}
+
+/// As other services make it, with and without the columns that ours has beside: each is read as what it is, and takes an id once.
+#[tokio::test]
+async fn a_table_of_another_service_takes_an_id_once_whatever_its_key_and_columns() {
+    let (db, store) = Db::ready().await;
+    assert_eq!(ClaimTable::read(&mut store.control.get().await.unwrap()).await.unwrap(), OURS);
+    for (key, of_groups) in [("PRIMARY KEY (event_id, consumer_group)", true), ("UNIQUE (event_id)", false)] {
+        for (columns, explains) in
+            [("event_digest bigint, source_id integer, source_offset bigint,", true), ("source_id integer,", false)]
+        {
+            let table = format!(
+                "DROP TABLE processed_event;
+                 CREATE TABLE processed_event (
+                     event_id uuid NOT NULL, consumer_group text NOT NULL, processed_at timestamptz NOT NULL, {columns} {key});
+                 {}",
+                if explains { "ALTER TABLE processed_event ALTER processed_at SET DEFAULT now()" } else { "" },
+            );
+            db.outsider().await.batch_execute(&table).await.unwrap();
+            let mut s = store.claims.get().await.unwrap();
+            let made = ClaimTable::read(&mut s).await.unwrap();
+            assert_eq!(made, ClaimTable { by_day: false, of_groups, explains }, "{key} {columns}");
+
+            let [x, y] = ids();
+            let rows = [claim_row(x, 3), claim_row(y, 4)];
+            let first = committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows).await).await;
+            assert_eq!(first, [x, y].into());
+            assert!(committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows).await).await.is_empty());
+            let theirs = committed(&mut s, async |s| made.claim(s, "mail", SOURCE, &rows[..1]).await).await;
+            assert_eq!(theirs.contains(&x), of_groups, "{key}");
+            let seen = made.look_up(&mut s, GROUP, &[x]).await.unwrap();
+            let claim = Seen { event_id: x, digest: None, source: None, offset: None };
+            let digest = Some(rows[0].digest);
+            let explained = Seen { digest, source: Some(SOURCE), offset: Some(Offset(3)), ..claim };
+            assert_eq!(seen, [if explains { explained } else { claim }], "{key} {columns}");
+            assert_eq!(committed(&mut s, async |s| processed_events::give_back(s, GROUP, &[x, y]).await).await, 2);
+        }
+    }
 }
 
 #[tokio::test]
@@ -52,13 +90,13 @@ async fn a_look_up_finds_the_claims_of_this_group_on_every_day() {
     let tomorrow = id_of_day(1);
     let digest = EventDigest::new(3, 1 << 40);
     let rows = [today, tomorrow].map(|event_id| ClaimRow { event_id, digest, offset: Offset(9) });
-    committed(&mut s, async |s| processed_events::claim(s, GROUP, SOURCE, &rows).await).await;
-    committed(&mut s, async |s| processed_events::claim(s, "mail", SOURCE, &[claim_row(other, 0)]).await).await;
-    let mut seen = processed_events::look_up(&mut s, GROUP, &[unclaimed, tomorrow, other, today]).await.unwrap();
+    committed(&mut s, async |s| OURS.claim(s, GROUP, SOURCE, &rows).await).await;
+    committed(&mut s, async |s| OURS.claim(s, "mail", SOURCE, &[claim_row(other, 0)]).await).await;
+    let mut seen = OURS.look_up(&mut s, GROUP, &[unclaimed, tomorrow, other, today]).await.unwrap();
     seen.sort_by_key(|seen| seen.event_id);
     let expect = |event_id| Seen { event_id, digest: Some(digest), source: Some(SOURCE), offset: Some(Offset(9)) };
     assert_eq!(seen, [expect(today), expect(tomorrow)]);
-    assert_eq!(processed_events::look_up(&mut s, GROUP, &[]).await.unwrap(), []);
+    assert_eq!(OURS.look_up(&mut s, GROUP, &[]).await.unwrap(), []);
 }
 
 // CASES E02: the second session waits for the first, and then knows.
