@@ -60,6 +60,8 @@ pub struct PartitionStatus {
     pub window_bytes: usize,
     /// Records of the window's batch that is in its transaction.
     pub in_flight: usize,
+    /// Where it stands on its way to a transaction.
+    pub turn: Turn,
     /// One past the last settled record.
     pub frontier: Option<NextOffset>,
     /// What Kafka has taken.
@@ -76,6 +78,17 @@ pub struct PartitionStatus {
     pub read_to: Option<NextOffset>,
     /// When something was last settled, or there was nothing to settle, or a reason to wait ended.
     pub progressed: Instant,
+}
+
+/// Where a partition stands on its way to a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It has nothing to do, or waits for something else.
+    Resting,
+    /// It waits for a free DedupActor.
+    Queued,
+    /// A DedupActor works for it.
+    Running,
 }
 
 impl Duplicates {
@@ -168,6 +181,16 @@ impl Status {
         self.change(partition, epoch, |known| known.in_flight = events);
     }
 
+    /// It waits for its turn, has it, or is done. Waiting for it is no fault of the partition.
+    pub fn turn(&self, partition: i32, epoch: Epoch, turn: Turn) {
+        self.change(partition, epoch, |known| {
+            if known.turn == Turn::Queued {
+                known.progressed = Instant::now();
+            }
+            known.turn = turn;
+        });
+    }
+
     /// Held events were settled, which moves no frontier.
     pub fn progressed(&self, partition: i32, epoch: Epoch) {
         self.change(partition, epoch, |known| known.progressed = Instant::now());
@@ -239,13 +262,16 @@ impl Status {
 
 impl Snapshot {
     /// What has had work for longer than `limit` and got nowhere, in words: the poll thread, or a partition that knows no reason to wait.
-    /// A partition that waits for the database, the provider or a person is not among them: a restart would not help it.
+    /// A partition that waits for the database, the provider, a person or its turn is not among them: a restart would not help it.
     #[must_use]
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
+        // Turns come first come, first served. With many partitions and a silent database each waits for others that wait.
+        let turns_go_on = self.partitions.values().any(|known| known.turn == Turn::Running);
+        let waits_for_its_turn = |known: &PartitionStatus| known.turn == Turn::Queued && turns_go_on;
         let silent = self.polled.map(|moment| moment.elapsed()).filter(|silent| *silent > limit);
         let poll_thread = silent.map(|silent| format!("the poll thread has not polled for {} s", silent.as_secs()));
-        let idle =
-            self.partitions.iter().map(|(partition, known)| (partition, known.stuck_for())).filter(|(_, idle)| *idle > limit);
+        let judged = self.partitions.iter().filter(|(_, known)| !waits_for_its_turn(known));
+        let idle = judged.map(|(partition, known)| (partition, known.stuck_for())).filter(|(_, idle)| *idle > limit);
         let partitions = idle.map(|(partition, idle)| {
             format!("partition {partition} has records to settle and has settled none for {} s", idle.as_secs())
         });
@@ -260,6 +286,7 @@ impl PartitionStatus {
             window_records: 0,
             window_bytes: 0,
             in_flight: 0,
+            turn: Turn::Resting,
             frontier: None,
             committed: None,
             end: None,
@@ -425,6 +452,27 @@ mod tests {
         status.window(3, Epoch(1), 0, 0);
         status.in_flight(3, Epoch(1), 5);
         assert!(stuck(), "a batch that does not end");
+    }
+
+    #[test]
+    fn who_waits_for_its_turn_is_stuck_only_while_nobody_has_one() {
+        let (status, limit) = (Status::default(), Duration::from_secs(30));
+        for partition in [3, 4] {
+            status.partition_owned(partition, Epoch(1));
+            status.window(partition, Epoch(1), 5, 500);
+        }
+        let stuck = || status.snapshot().stuck(limit).len();
+        status.turn(3, Epoch(1), Turn::Running);
+        status.turn(4, Epoch(1), Turn::Queued);
+        status.partition_paused(3, Epoch(1), Some("the database is silent".to_owned()));
+        long_ago(&status);
+        assert_eq!(stuck(), 0, "one waits for the database, the other one for that");
+        status.turn(3, Epoch(1), Turn::Resting);
+        assert_eq!(stuck(), 1, "nobody is there who could end its wait");
+        status.turn(4, Epoch(1), Turn::Running);
+        assert_eq!(stuck(), 0, "it has only just got its turn");
+        long_ago(&status);
+        assert_eq!(stuck(), 1, "and makes nothing of it");
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct Track {
     pub epoch: Epoch,
     /// What Kafka had when it was assigned.
     pub committed: Option<NextOffset>,
+    /// Where it begins, if our row says that everything below is settled. Should nothing more come, Kafka would never hear of it.
+    pub settled: Option<NextOffset>,
 }
 
 /// A transaction has committed.
@@ -96,8 +98,9 @@ struct CommitRequest {
 
 impl Ledger {
     /// Starts a new assignment of the partition, or a new epoch within one (`committed` then stays what is known to be there).
-    pub fn track(&mut self, partition: i32, epoch: Epoch, committed: Option<NextOffset>) {
-        self.0.insert(partition, Entry { epoch, confirmed: None, committed });
+    /// What is `settled` by earlier owners is confirmed at once.
+    pub fn track(&mut self, partition: i32, epoch: Epoch, committed: Option<NextOffset>, settled: Option<NextOffset>) {
+        self.0.insert(partition, Entry { epoch, confirmed: settled, committed });
     }
 
     /// Takes a confirmation; `false` when it is not from the current assignment and changes nothing.
@@ -220,7 +223,7 @@ impl Handler<Track> for OffsetActor {
     type Result = ();
 
     fn handle(&mut self, track: Track, _: &mut Self::Context) {
-        self.ledger.track(track.partition, track.epoch, track.committed);
+        self.ledger.track(track.partition, track.epoch, track.committed, track.settled);
     }
 }
 
@@ -283,7 +286,7 @@ mod tests {
     fn a_confirmation_of_an_older_epoch_or_of_a_partition_not_ours_changes_nothing() {
         let mut ledger = Ledger::default();
         assert!(!ledger.confirm(0, Epoch(1), NextOffset(5)), "not ours");
-        ledger.track(0, Epoch(2), Some(NextOffset(3)));
+        ledger.track(0, Epoch(2), Some(NextOffset(3)), None);
         assert!(!ledger.confirm(0, Epoch(1), NextOffset(9)), "CASES B06, I03, I09: a late completion of an earlier assignment");
         assert_eq!(ledger.due(), []);
         assert!(ledger.confirm(0, Epoch(3), NextOffset(4)), "the owner took a new epoch meanwhile");
@@ -293,7 +296,7 @@ mod tests {
     #[test]
     fn nothing_is_committed_below_what_kafka_had_at_the_assign() {
         let mut ledger = Ledger::default();
-        ledger.track(0, Epoch(1), Some(NextOffset(100)));
+        ledger.track(0, Epoch(1), Some(NextOffset(100)), None);
         ledger.confirm(0, Epoch(1), NextOffset(50));
         assert_eq!(ledger.due(), []);
         ledger.confirm(0, Epoch(1), NextOffset(101));
@@ -305,7 +308,7 @@ mod tests {
         #[test]
         fn commits_only_grow(steps in prop::collection::vec((0i64..50, 0u8..3), 1..100)) {
             let mut ledger = Ledger::default();
-            ledger.track(0, Epoch(1), None);
+            ledger.track(0, Epoch(1), None, None);
             let (mut sent, mut highest) = (Vec::new(), None);
             for (next, kind) in steps {
                 match kind {

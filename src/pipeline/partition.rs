@@ -24,6 +24,7 @@ use crate::pipeline::takeover::{Positioned, after_bump};
 use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, Skips, SourceId};
+use crate::status::Turn;
 use crate::store::DbError;
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::held_turns::OpenHeld;
@@ -168,6 +169,7 @@ impl<H: Business> PartitionActor<H> {
             Next::Nothing => return,
         }
         self.state = State::Queued;
+        self.show_turn(Turn::Queued);
         let asked = Instant::now();
         let workers = Arc::clone(&self.workers);
         // The batch is taken once a DedupActor is free: what arrives while waiting still joins it.
@@ -175,6 +177,7 @@ impl<H: Business> PartitionActor<H> {
             metrics::stage(metrics::Stage::Wait, asked.elapsed());
             let batch = actor.next_batch();
             actor.state = State::Busy;
+            actor.show_turn(Turn::Running);
             actor.show_in_flight(batch.as_ref());
             async move {
                 match batch {
@@ -232,6 +235,7 @@ impl<H: Business> PartitionActor<H> {
     /// The end of a batch: the one place where it becomes a state.
     fn take(&mut self, done: Option<Done>, ctx: &mut Context<Self>) {
         self.state = State::Idle;
+        self.show_turn(Turn::Resting);
         self.show_in_flight(None);
         match done {
             None => {}
@@ -398,6 +402,10 @@ impl<H: Business> PartitionActor<H> {
             Some(Work::Requests | Work::Held { .. }) | None => 0, // how many are due only their transaction will know
         };
         self.workers.engine().status.in_flight(self.partition, self.epoch, events);
+    }
+
+    fn show_turn(&self, turn: Turn) {
+        self.workers.engine().status.turn(self.partition, self.epoch, turn);
     }
 
     /// Looks again later; a newer look replaces the one that waits.

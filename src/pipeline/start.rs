@@ -60,6 +60,12 @@ pub enum Refusal {
     },
 }
 
+/// The start, if our row says that everything below it is settled.
+#[must_use]
+pub fn settled(base: NextOffset, next_offset: Option<NextOffset>) -> Option<NextOffset> {
+    next_offset.is_some_and(|settled| base <= settled).then_some(base)
+}
+
 /// Where to begin.
 ///
 /// # Errors

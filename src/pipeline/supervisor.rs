@@ -22,9 +22,10 @@ use crate::metrics::{self, Phase};
 use crate::pipeline::client::Client;
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::lives::{Life, Lives, Report, Reported};
-use crate::pipeline::offset::{Confirmed, OffsetActor, Release, Track};
+use crate::pipeline::offset::{OffsetActor, Release, Track};
 use crate::pipeline::partition::{Drain, PartitionActor, Requested};
 use crate::pipeline::rebalance::Rebalance;
+use crate::pipeline::start;
 use crate::pipeline::takeover::{Late, Placed, Positioned, Rules, Taken, Takeover};
 use crate::pipeline::workers::Workers;
 use crate::record::{Epoch, NextOffset, SourceId};
@@ -339,15 +340,12 @@ impl<H: Business> Supervisor<H> {
     }
 }
 
-/// OffsetActor knows a partition before its first record is handed on. What our row says was settled below the start is confirmed at once:
-/// should nothing more come, Kafka would never hear of it.
+/// OffsetActor knows a partition before its first record is handed on.
 async fn track(offsets: &Addr<OffsetActor>, placed: &[Placed]) {
     for placed in placed {
         if let Ok(Positioned { partition, epoch, committed, base, written, .. }) = &placed.outcome {
-            let _ = offsets.send(Track { partition: *partition, epoch: *epoch, committed: *committed }).await;
-            if written.surely.is_some_and(|settled| *base <= settled) && *committed < Some(*base) {
-                let _ = offsets.send(Confirmed { partition: *partition, epoch: *epoch, next_offset: *base }).await;
-            }
+            let settled = start::settled(*base, written.surely);
+            let _ = offsets.send(Track { partition: *partition, epoch: *epoch, committed: *committed, settled }).await;
         }
     }
 }

@@ -101,11 +101,11 @@ fn of_two_transactions_that_wait_for_each_other_ours_is_the_one_that_is_rolled_b
     ));
     std::thread::scope(|scope| {
         let blocked = scope.spawn(|| outsider.rows("UPDATE consumed_partition SET updated_at = now(); ROLLBACK"));
-        // The server looks once per wait: whoever has waited for more than a second is not the one that finds the circle.
+        // The server looks once per wait: whoever has waited for the batch itself for more than a second is not the one that finds the circle.
         eventually("the other one has waited for its lock long enough to be past its own look", || {
             let waited = format!(
-                "SELECT count(*) FROM pg_stat_activity
-                 WHERE pid = {backend} AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '1.3 s'"
+                "SELECT count(*) FROM pg_locks WHERE pid = {backend} AND NOT granted AND locktype = 'transactionid'
+                     AND waitstart < clock_timestamp() - interval '1.3 s'"
             );
             waits.rows(&waited) == [[Some("1".to_owned())]]
         });

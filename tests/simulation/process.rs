@@ -10,7 +10,7 @@ use onceward::held::{Next, RetryPolicy};
 use onceward::pipeline::batch::Batch;
 use onceward::pipeline::dedup::Written;
 use onceward::pipeline::offset::Ledger;
-use onceward::pipeline::start::{Beginning, Known, resolve};
+use onceward::pipeline::start::{Beginning, Known, resolve, settled};
 use onceward::pipeline::window::{Buffer, Handed, Share, Window, WindowBatch};
 use onceward::record::{Epoch, NextOffset, Offset, Record, Skips, SourceId};
 use onceward::store::consumed_partitions::Doubt;
@@ -169,7 +169,7 @@ impl Process {
             on_gap: OnGap::Stop,
         };
         let Beginning { base, .. } = resolve(&known).unwrap_or_else(|refusal| panic!("nothing here may refuse a start: {refusal}"));
-        self.ledger.track(i32::try_from(partition).expect("small"), Epoch(epoch), committed);
+        self.ledger.track(i32::try_from(partition).expect("small"), Epoch(epoch), committed, settled(base, next_offset));
         Some(Owner {
             epoch,
             stop: false,
