@@ -19,11 +19,12 @@ use chrono::NaiveDate;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::{ClientConfig, Message, TopicPartitionList};
+use tokio::sync::watch;
 use tracing::debug;
 use uuid::Uuid;
 
 use self::cleaner::Cleaner;
-use self::memory::Notes;
+use self::memory::{Notes, Own};
 use crate::config::Config;
 use crate::crash::CrashPoint;
 use crate::handler::Handler;
@@ -58,7 +59,9 @@ struct Once(Option<String>);
 /// As long as the service runs: notes what its group needs, and drops what nobody needs. A database that is away shows in readiness, and
 /// nothing here is urgent.
 pub async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, client: Client) {
-    let (mut notes, mut cleaner) = (Notes::default(), Cleaner::new(&config));
+    let mut notes = Notes::default();
+    let (tell, told) = watch::channel(None);
+    actix::spawn(clean(Cleaner::new(&config), told));
     let mut ticks = actix::clock::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -66,8 +69,16 @@ pub async fn upkeep<H: Handler>(config: Config, engine: Arc<Engine<H>>, client: 
         if let Err(error) = notes.write(&config, &engine, &client).await {
             debug!(%error, "what the group needs could not be noted; it is tried again");
         }
-        if let Some(own) = notes.own() {
-            cleaner.run_if_due(own).await;
+        tell.send_replace(notes.own().cloned());
+    }
+}
+
+/// By itself, because a run may take long and the notes must not wait for it.
+async fn clean(mut cleaner: Cleaner, mut told: watch::Receiver<Option<Own>>) {
+    while told.changed().await.is_ok() {
+        let own = told.borrow().clone();
+        if let Some(own) = own {
+            cleaner.run_if_due(&own).await;
         }
     }
 }

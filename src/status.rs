@@ -85,8 +85,8 @@ pub struct PartitionStatus {
 pub enum Turn {
     /// It has nothing to do, or waits for something else.
     Resting,
-    /// It waits for a free DedupActor.
-    Queued,
+    /// It waits for a free DedupActor, since then.
+    Queued(Instant),
     /// A DedupActor works for it.
     Running,
 }
@@ -184,8 +184,8 @@ impl Status {
     /// It waits for its turn, has it, or is done. Waiting for it is no fault of the partition.
     pub fn turn(&self, partition: i32, epoch: Epoch, turn: Turn) {
         self.change(partition, epoch, |known| {
-            if known.turn == Turn::Queued {
-                known.progressed = Instant::now();
+            if let Turn::Queued(since) = known.turn {
+                known.progressed += since.elapsed();
             }
             known.turn = turn;
         });
@@ -267,7 +267,7 @@ impl Snapshot {
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
         // Turns come first come, first served. With many partitions and a silent database each waits for others that wait.
         let turns_go_on = self.partitions.values().any(|known| known.turn == Turn::Running);
-        let waits_for_its_turn = |known: &PartitionStatus| known.turn == Turn::Queued && turns_go_on;
+        let waits_for_its_turn = |known: &PartitionStatus| matches!(known.turn, Turn::Queued(_)) && turns_go_on;
         let silent = self.polled.map(|moment| moment.elapsed()).filter(|silent| *silent > limit);
         let poll_thread = silent.map(|silent| format!("the poll thread has not polled for {} s", silent.as_secs()));
         let judged = self.partitions.iter().filter(|(_, known)| !waits_for_its_turn(known));
@@ -314,7 +314,9 @@ impl PartitionStatus {
     /// Whether nothing below this end of its log is unsettled. What a rolled-back transaction leaves at the end is not waited for.
     #[must_use]
     pub fn has_settled_up_to(&self, end: NextOffset) -> bool {
-        let is_idle = self.window_records == 0 && self.in_flight == 0 && self.frontier.is_some();
+        // Who stopped or waits has thrown away what came.
+        let waits = self.stopped.is_some() || self.paused.is_some();
+        let is_idle = !waits && self.window_records == 0 && self.in_flight == 0 && self.frontier.is_some();
         self.frontier >= Some(end) || is_idle && self.read_to >= Some(end)
     }
 
@@ -406,7 +408,12 @@ mod tests {
         let mut view = status.lock();
         let moment = Instant::now().checked_sub(Duration::from_secs(60)).expect("the machine runs for longer");
         view.polled = view.polled.map(|_| moment);
-        view.partitions.values_mut().for_each(|known| known.progressed = moment);
+        for known in view.partitions.values_mut() {
+            known.progressed = moment;
+            if let Turn::Queued(since) = &mut known.turn {
+                *since = moment;
+            }
+        }
     }
 
     // CASES H07, A02
@@ -463,7 +470,7 @@ mod tests {
         }
         let stuck = || status.snapshot().stuck(limit).len();
         status.turn(3, Epoch(1), Turn::Running);
-        status.turn(4, Epoch(1), Turn::Queued);
+        status.turn(4, Epoch(1), Turn::Queued(Instant::now()));
         status.partition_paused(3, Epoch(1), Some("the database is silent".to_owned()));
         long_ago(&status);
         assert_eq!(stuck(), 0, "one waits for the database, the other one for that");
@@ -473,6 +480,10 @@ mod tests {
         assert_eq!(stuck(), 0, "it has only just got its turn");
         long_ago(&status);
         assert_eq!(stuck(), 1, "and makes nothing of it");
+        for turn in [Turn::Resting, Turn::Queued(Instant::now()), Turn::Running] {
+            status.turn(4, Epoch(1), turn);
+        }
+        assert_eq!(stuck(), 1, "nor of one more turn");
     }
 
     #[test]

@@ -105,7 +105,7 @@ conditions! {
         "written anew it could come to lie lower, and what was forgotten would be new";
     Days = "days", Advisory,
         "today's day is there, and the next ones without a hole",
-        "`run` makes them at its start and every hour, and a batch makes what it needs";
+        "`run` makes those that are missing at its start and every two seconds, and a batch makes what it needs";
     OldClaims = "old_claims", Advisory,
         "a `processed_event` without days has an index that begins with `processed_at`",
         "the cleaner finds old claims by it; without it none is deleted, and the table grows";

@@ -9,6 +9,7 @@ use std::fmt::Display;
 
 use super::{Answers, Condition, session};
 use crate::config::Config;
+use crate::retention::sweeper::CREATE_INDEX;
 use crate::retention::{day_text, unix_ms};
 use crate::store::conditions::{self, Meddler, Memory, Relation, Settings, UniqueIndex};
 use crate::store::old_claims::{self, PlainTable};
@@ -246,7 +247,7 @@ enum Key<'a> {
 fn key<'a>(relations: &'a [Relation], indexes: &'a [UniqueIndex]) -> Key<'a> {
     if let Some(by) = relations.iter().find_map(|relation| {
         let by = &relation.partitioned_by;
-        (relation.holds_claims && by.iter().any(|column| !KEY.contains(&column.as_str()))).then_some(by)
+        (relation.holds_claims && !by.is_empty() && by != &["event_id"]).then_some(by)
     }) {
         return Key::PartitionedBy(by);
     }
@@ -280,7 +281,7 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
             Some(other) => answers.fails(
                 condition,
                 format_args!("event_id alone, and the table has claims of the group {other}: an event of theirs would be a duplicate of ours"),
-                format_args!("ALTER TABLE processed_event DROP CONSTRAINT {name}, ADD PRIMARY KEY (event_id, consumer_group)"),
+                format_args!("ALTER TABLE processed_event DROP CONSTRAINT {name}, ADD UNIQUE (event_id, consumer_group)"),
             ),
         },
         Key::PartitionedBy(columns) => answers.fails(
@@ -310,8 +311,11 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
 fn judge_further_indexes(relations: &[Relation], indexes: &[UniqueIndex], answers: &mut Answers) {
     let holds_claims = |name: &str| relations.iter().any(|relation| relation.holds_claims && relation.name == name);
     let has_all_of_the_key = |index: &UniqueIndex| KEY.iter().all(|column| index.columns.iter().any(|found| found == column));
-    let is_the_key = |index: &UniqueIndex| key(relations, indexes) == Key::EventIdAlone(&index.name);
-    let refuses = |index: &&UniqueIndex| !(index.primary || is_the_key(index) || index.plain && has_all_of_the_key(index));
+    let by_id_alone = matches!(key(relations, indexes), Key::EventIdAlone(_));
+    let is_the_key = |index: &UniqueIndex| by_id_alone && index.columns == ["event_id"];
+    // A number that the table gives by itself.
+    let is_a_number = |index: &UniqueIndex| index.primary && !index.columns.iter().any(|column| KEY.contains(&column.as_str()));
+    let refuses = |index: &&UniqueIndex| !(is_a_number(index) || is_the_key(index) || index.plain && has_all_of_the_key(index));
     let further: Vec<String> = indexes
         .iter()
         .filter(|index| holds_claims(&index.relation))
@@ -393,20 +397,18 @@ async fn memory(config: &Config, s: &mut Session, made: Option<Made>, answers: &
 async fn plain_table(s: &mut Session, answers: &mut Answers) {
     match old_claims::plain_table(s).await {
         Ok(PlainTable { indexed: true, .. }) => answers.holds(Condition::OldClaims, "an index begins with processed_at"),
-        Ok(PlainTable { indexed: false, .. }) => answers.fails(
-            Condition::OldClaims,
-            "no index of processed_event begins with processed_at",
-            "CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at)",
-        ),
+        Ok(PlainTable { indexed: false, .. }) => {
+            answers.fails(Condition::OldClaims, "no index of processed_event begins with processed_at", CREATE_INDEX)
+        }
         Err(error) => not_asked(answers, &[Condition::OldClaims], error),
     }
 }
 
 const DAY_MS: i64 = 86_400_000;
 
-/// One day less than configured is the time until the next hour's maker.
+/// Today, and as many after it as are configured.
 fn judge_days(days: &[(uuid::Uuid, uuid::Uuid)], today: i64, ahead: u32, memory: &Memory, answers: &mut Answers) {
-    let missing: Vec<i64> = (today..today + i64::from(ahead))
+    let missing: Vec<i64> = (today..=today + i64::from(ahead))
         .filter(|day| {
             let (from, to) = (first_id_of_day(*day), first_id_of_day(day + 1));
             memory.floor.is_none_or(|floor| from >= floor) && !days.iter().any(|(first, end)| *first <= from && to <= *end)
@@ -418,8 +420,12 @@ fn judge_days(days: &[(uuid::Uuid, uuid::Uuid)], today: i64, ahead: u32, memory:
     };
     answers.fails(
         Condition::Days,
-        format_args!("{} of the next {ahead} days are missing, the first is {}", missing.len(), day_text(first_id_of_day(*first))),
-        "`run` makes them when it starts and every hour: if one runs, its log says why it could not",
+        format_args!(
+            "{} of today and the next {ahead} days are missing, the first is {}",
+            missing.len(),
+            day_text(first_id_of_day(*first))
+        ),
+        "`run` makes them when it starts and every two seconds: if one runs, `/ready` says why it cannot",
     );
 }
 

@@ -16,6 +16,7 @@ use crate::retention::cleaner::{self, Outlook, Report};
 use crate::retention::day_text;
 use crate::retention::memory::Own;
 use crate::retention::plan::{Limit, moment};
+use crate::retention::sweeper::CREATE_INDEX;
 use crate::store::Store;
 use crate::store::forgetting::{DayState, DayTable};
 
@@ -96,6 +97,9 @@ fn table(outlook: &Outlook) -> String {
 }
 
 fn goes_of_a_plain_table(outlook: &Outlook) -> String {
+    if outlook.plain.is_some_and(|plain| !plain.indexed) {
+        return format!("nothing goes: old claims cannot be found; {CREATE_INDEX}\n");
+    }
     outlook.forgettable().map_or_else(String::new, |may_go| {
         let (before, groups) = (moment(may_go.before_ms), may_go.groups.join(", "));
         format!("ids below the floor go that were claimed before {before} by {groups}\n")

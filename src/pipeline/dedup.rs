@@ -37,7 +37,7 @@ use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::processed_events::{ClaimRow, ClaimTable};
 use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
-use crate::store::{consumed_partitions, held_events};
+use crate::store::{consumed_partitions, held_events, old_claims};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
@@ -428,7 +428,7 @@ async fn claim<H: Business>(
     batch: &mut Batch<'_, H::Event>,
 ) -> Result<HashSet<Uuid>, BatchError> {
     let started = Instant::now();
-    if let Some(floor) = fence(tx, run).await? {
+    if let Some(floor) = fence(engine, tx, run).await? {
         horizon::look(engine, tx, run.source, floor, batch).await?;
     }
     let rows = batch.claims();
@@ -457,7 +457,15 @@ async fn claim<H: Business>(
 }
 
 /// Locks the ownership row; out: the retention floor as of this transaction.
-pub(super) async fn fence<A>(tx: &mut Session, run: &RunBatch<A>) -> Result<Option<Uuid>, BatchError> {
+pub(super) async fn fence<H: Business>(
+    engine: &Engine<H>,
+    tx: &mut Session,
+    run: &RunBatch<H::Answer>,
+) -> Result<Option<Uuid>, BatchError> {
+    if !engine.claims.by_day {
+        // Who waits for the lock has read the floor already. Whoever deletes claims must see that somebody has.
+        old_claims::show_as_a_writer(tx).await?;
+    }
     let fence = consumed_partitions::fence(tx, run.source, run.epoch).await?.ok_or(BatchError::Fenced)?;
     if !run.written.allows(fence.next_offset) {
         return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });

@@ -47,7 +47,7 @@ pub(super) async fn run_held<H: Business>(
     engine.days.ensure(&engine.store, days.iter().copied()).await.map_err(TransactionError::Begin)?;
     let (settled, ids, counts) = session
         .transaction("held", &engine.limits, async |tx: &mut Session| {
-            let floor = fence(tx, run).await?;
+            let floor = fence(engine, tx, run).await?;
             let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
             let rows = held_turns::lock_due(tx, run.source, limit, which.requested_only).await?;
             if !rows.is_empty() {

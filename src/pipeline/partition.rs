@@ -169,7 +169,7 @@ impl<H: Business> PartitionActor<H> {
             Next::Nothing => return,
         }
         self.state = State::Queued;
-        self.show_turn(Turn::Queued);
+        self.show_turn(Turn::Queued(Instant::now()));
         let asked = Instant::now();
         let workers = Arc::clone(&self.workers);
         // The batch is taken once a DedupActor is free: what arrives while waiting still joins it.

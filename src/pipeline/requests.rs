@@ -26,7 +26,7 @@ pub(super) async fn run_requests<H: Business>(
     run: &RunBatch<H::Answer>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let carried_out = session.transaction("requests", &engine.limits, async |tx: &mut Session| {
-        fence(tx, run).await?;
+        fence(engine, tx, run).await?;
         let requests = held_requests::lock(tx, run.source, AT_ONCE).await?;
         CrashPoint::RequestRead.passed();
         let mut done = Vec::with_capacity(requests.len());

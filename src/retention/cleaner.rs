@@ -42,7 +42,7 @@ pub struct Outlook {
     pub days: Vec<DayTable>,
     /// What a table without days holds.
     pub plain: Option<PlainTable>,
-    /// The groups that have said something: of others' claims nothing goes.
+    /// The groups that have partitions here: of others' claims nothing goes.
     pub groups: BTreeSet<String>,
 }
 
@@ -60,6 +60,9 @@ pub struct Report {
     /// What keeps days that nobody needs for their age.
     pub held_back: Vec<Limit>,
 }
+
+/// When a run that could not go on is tried again.
+const AGAIN: Duration = Duration::from_secs(600);
 
 /// The cleaner of a running service.
 #[derive(Debug)]
@@ -90,13 +93,15 @@ impl Cleaner {
             Ok(None) => return info!("another cleaner is at work"),
             Err(error) => {
                 metrics::cleaner(false);
-                return self.failed.say(error.to_string(), |error| {
-                    warn!(error, "the cleaner cannot go on; it tries again at its next run (retention.interval_ms)");
-                });
+                self.next = Instant::now() + self.interval.min(AGAIN);
+                return self.failed.say(error.to_string(), |error| warn!(error, "the cleaner cannot go on; it tries again"));
             }
         };
         metrics::cleaner(true);
         self.failed = Once::default();
+        if report.deleted > 0 {
+            info!(deleted = report.deleted, "old claims are deleted");
+        }
         if let Some((from, to)) = report.raised {
             info!(
                 from = day_text(from),
@@ -131,12 +136,14 @@ impl Outlook {
     /// What a run deletes from a table without days.
     #[must_use]
     pub fn forgettable(&self) -> Option<Forgettable> {
-        let floor = self.floor_to_be().filter(|_| self.plain.is_some())?;
+        self.plain?;
+        // The floor may be older than what somebody has said since: all of them must allow it.
+        let floor = self.floor_to_be()?.min(self.plan.floor()?);
         let before_ms = i64::try_from(unix_ms(floor)).ok()?;
         Some(Forgettable { floor, before_ms, groups: self.groups.iter().cloned().collect() })
     }
 
-    /// What keeps days that nobody needs for their age; nothing while there is no such day.
+    /// What keeps claims that nobody needs for their age; nothing while no day is there for its sake alone.
     #[must_use]
     pub fn held_back(&self) -> Vec<Limit> {
         if self.plain.is_some() {
@@ -164,7 +171,7 @@ pub async fn look(s: &mut Session, own: &Own) -> Result<Outlook, DbError> {
     } else {
         (Vec::new(), Some(old_claims::plain_table(s).await?))
     };
-    let groups = standings.iter().map(|standing| standing.group.clone()).chain([own.group.clone()]).collect();
+    let groups = standings.iter().map(|standing| standing.group.clone()).collect();
     Ok(Outlook { now_ms, floor, plan: Plan::new(now_ms, own, &standings), days, plain, groups })
 }
 

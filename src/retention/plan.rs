@@ -119,11 +119,11 @@ impl Limit {
         match &self.keeper {
             Keeper::Need { .. } if self.keeps_from_ms.is_some() => None,
             Keeper::Need { .. } => Some("set retention.replay_horizon_ms, or run the group once with this release".to_owned()),
-            Keeper::Partition { group, topic, .. } => {
+            Keeper::Partition { group, topic, partition, .. } => {
                 let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
                 Some(format!(
-                    "let the group run until it has caught up; if it is gone for good: \
-                     DELETE FROM consumed_partition WHERE consumer_group = {} AND topic = {}",
+                    "let the group run until it has caught up; if the partition is gone for good: \
+                     DELETE FROM consumed_partition WHERE consumer_group = {} AND topic = {} AND partition = {partition}",
                     quoted(group),
                     quoted(topic)
                 ))
@@ -226,7 +226,10 @@ mod tests {
         let plan = Plan::new(NOON, &own(None), &[Standing { safe_ms: None, ..standing("o'neill", 7, NOON) }]);
         let told: Vec<String> = plan.holding_back().filter_map(Limit::remedy).collect();
         assert!(told.iter().any(|remedy| remedy.contains("retention.replay_horizon_ms")), "{told:?}");
-        assert!(told.iter().any(|remedy| remedy.contains("consumer_group = 'o''neill' AND topic = 'orders'")), "{told:?}");
+        assert!(
+            told.iter().any(|remedy| remedy.contains("consumer_group = 'o''neill' AND topic = 'orders' AND partition = 0")),
+            "{told:?}"
+        );
         assert_eq!(Plan::new(NOON, &own(Some(7)), &[standing("billing", 7, NOON)]).limits[0].remedy(), None);
     }
 }

@@ -12,12 +12,17 @@ use crate::crash::CrashPoint;
 use crate::store::old_claims::{self, Forgettable, Place};
 use crate::store::{DbError, Session};
 
+/// What lets old claims be found.
+pub const CREATE_INDEX: &str =
+    "CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at, event_id, consumer_group)";
 /// Claims in one transaction: some tens of milliseconds of work, so that whoever waits for one of its rows waits no longer.
 const STEP: i64 = 5_000;
 /// The shortest rest between two of them. Each rests as long as it took, so that half of one core is left to the hot path.
 const REST: Duration = Duration::from_millis(20);
 /// How long others' transactions are waited for. A batch is over in seconds; a bulk load of somebody else is not.
 const OTHERS: Duration = Duration::from_secs(600);
+/// The longest sweep, well within a run of the cleaner; the next one goes on.
+const SWEEP: Duration = Duration::from_secs(1_800);
 /// How often it is looked whether they are over.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -29,12 +34,11 @@ pub async fn sweep(s: &mut Session, may_go: &Forgettable) -> Result<u64, DbError
     if !old_claims::plain_table(s).await?.indexed {
         return Err(DbError::program(
             "sweep",
-            "no index of processed_event begins with processed_at, so old claims cannot be found: \
-             CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at)",
+            format_args!("no index of processed_event begins with processed_at, so old claims cannot be found: {CREATE_INDEX}"),
         ));
     }
     wait_for_writers(s).await?;
-    let (mut place, mut deleted) = (Place::default(), 0);
+    let (mut place, mut deleted, until) = (Place::default(), 0, Instant::now() + SWEEP);
     loop {
         let started = Instant::now();
         let step = old_claims::step(s, &mut place, may_go, STEP).await?;
@@ -42,7 +46,7 @@ pub async fn sweep(s: &mut Session, may_go: &Forgettable) -> Result<u64, DbError
             CrashPoint::ClaimsDeleted.passed();
         }
         deleted += u64::try_from(step.gone).unwrap_or_default();
-        if step.seen < STEP {
+        if step.seen < STEP || Instant::now() >= until {
             return Ok(deleted);
         }
         actix::clock::sleep(started.elapsed().max(REST)).await;

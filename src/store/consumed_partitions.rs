@@ -343,7 +343,8 @@ statement! {
     }
 }
 
-// A floor that was raised while this waited for the lock is read too low: its days are gone by then, so a claim below it fails.
+// A floor that was raised while this waited for the lock is read too low: its days are gone by then, so a claim below it fails. Where
+// there are no days, the transaction has shown itself before, and nothing is deleted until it is over.
 statement! {
     LockOwnership { source: i32 => Integer, epoch: i64 => BigInt } -> (Nullable<BigInt>, Nullable<diesel::sql_types::Uuid>) {
         "SELECT p.next_offset, retention.floor

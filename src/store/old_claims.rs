@@ -5,11 +5,13 @@
 //!
 //! Invariant: a row goes only if its id lies below the floor that is committed, and its group is one that has agreed to that.
 
+use std::time::Duration;
+
 use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
 use super::statement::statement;
-use super::{DbError, Session};
+use super::{DbError, Session, TimeLimits};
 
 /// What a plain table holds, as the server estimates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub struct Step {
     pub gone: i64,
 }
 
+/// How long one step may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The year 1, in microseconds since 1970.
 const LONG_AGO: i64 = -62_135_596_800_000_000;
 
@@ -59,6 +63,23 @@ pub async fn plain_table(s: &mut Session) -> Result<PlainTable, DbError> {
     Ok(PlainTable { rows, bytes, indexed })
 }
 
+/// Gives this transaction a number, by which [`writers_are_over`] knows it.
+///
+/// # Errors
+/// The statement failed.
+pub async fn show_as_a_writer(s: &mut Session) -> Result<(), DbError> {
+    let _: Option<i64> = s.row("show_as_a_writer", ShowAsAWriter {}).await?;
+    Ok(())
+}
+
+/// When the oldest claim was made, in milliseconds since 1970; `None` while there is none.
+///
+/// # Errors
+/// The statement failed, or took too long without an index.
+pub async fn oldest_claim_ms(s: &mut Session) -> Result<Option<i64>, DbError> {
+    s.row("oldest_claim", OldestClaim {}).await
+}
+
 /// The number of the next transaction that writes: every one that has written so far has a lower one.
 ///
 /// # Errors
@@ -68,8 +89,7 @@ pub async fn next_writer(s: &mut Session) -> Result<i64, DbError> {
     Ok(next.unwrap_or(i64::MAX))
 }
 
-/// Whether every transaction that writes and has a lower number is over. Each batch has one from its fence on, which is where it reads
-/// the floor.
+/// Whether every transaction that writes and has a lower number is over. A batch has one before its fence reads the floor.
 ///
 /// # Errors
 /// The statement failed.
@@ -87,7 +107,9 @@ pub async fn step(s: &mut Session, place: &mut Place, may_go: &Forgettable, most
     let (from, after, other) = place.0.clone().unwrap_or((LONG_AGO, Uuid::nil(), String::new()));
     let Forgettable { floor, before_ms, groups } = may_go;
     let step = Delete { from, before: *before_ms, after_time: from, after, other: &other, most, floor: *floor, groups };
-    let done: Option<Row> = s.within("delete_claims", async |s| s.row("delete_claims", step).await).await?;
+    // A transaction of others may have made millions of claims at one moment, among which the place must be found again.
+    let limits = TimeLimits { statement: PATIENCE, idle_in_transaction: PATIENCE, budget: 2 * PATIENCE, ..s.limits() };
+    let done: Option<Row> = s.alone("delete_claims", limits, async |s| s.row("delete_claims", step).await).await?;
     let (seen, gone, time, id, group) = done.unwrap_or_default();
     if let (Some(time), Some(id), Some(group)) = (time, id, group) {
         place.0 = Some((time, id, group));
@@ -99,8 +121,19 @@ statement! {
     Look {} -> (BigInt, BigInt, Bool) {
         "SELECT greatest(reltuples, 0)::bigint, pg_total_relation_size(c.oid),
                 EXISTS (SELECT FROM pg_index AS x JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = x.indkey[0]
+                             JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_am AS m ON m.oid = i.relam AND m.amname = 'btree'
                         WHERE x.indrelid = c.oid AND x.indisvalid AND x.indpred IS NULL AND a.attname = 'processed_at')
          FROM pg_class AS c WHERE c.oid = to_regclass('processed_event')"
+    }
+}
+
+statement! {
+    ShowAsAWriter {} -> BigInt { "SELECT pg_current_xact_id()::text::bigint" }
+}
+
+statement! {
+    OldestClaim {} -> BigInt {
+        "SELECT (extract(epoch FROM processed_at::timestamptz) * 1000)::bigint FROM processed_event ORDER BY processed_at LIMIT 1"
     }
 }
 
@@ -132,7 +165,7 @@ statement! {
              RETURNING 1)
          SELECT count(*), (SELECT count(*) FROM gone), last.at, last.event_id, last.consumer_group
          FROM old LEFT JOIN LATERAL (
-             SELECT (extract(epoch FROM processed_at) * 1000000)::bigint AS at, event_id, consumer_group::text FROM old
+             SELECT (extract(epoch FROM processed_at::timestamptz) * 1000000)::bigint AS at, event_id, consumer_group::text FROM old
              ORDER BY processed_at DESC, event_id DESC, consumer_group DESC LIMIT 1) AS last ON true
          GROUP BY last.at, last.event_id, last.consumer_group"
     }

@@ -74,6 +74,8 @@ pub async fn on_one_snapshot<T, E: From<DbError>>(
     let limits = TimeLimits { statement: minutes(1), idle_in_transaction: minutes(30), budget: minutes(12 * 60), ..s.limits() };
     let done = s.transaction(NAME, &limits, async |s| {
         s.script(NAME, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        // Before the snapshot: the detach of a day waits for who holds this, and not for who has only looked at something else.
+        s.script(NAME, "LOCK TABLE processed_event IN ACCESS SHARE MODE").await?;
         body(s).await
     });
     done.await.map_err(|error| match error {

@@ -12,6 +12,8 @@ use diesel::prelude::*;
 use diesel::sql_types::{BigInt, Uuid as SqlUuid};
 use uuid::Uuid;
 
+use super::old_claims;
+use super::processed_events::ClaimTable;
 use super::schema::retention;
 use super::statement::statement;
 use super::{DbError, Session, milliseconds};
@@ -29,7 +31,10 @@ pub fn day_of(id: Uuid) -> i64 {
 /// The lowest UUID v7 of a day; of 1970-01-01 for any day before.
 #[must_use]
 pub fn first_id_of_day(day: i64) -> Uuid {
-    let milliseconds = u64::try_from(day.saturating_mul(DAY_MS)).unwrap_or_default();
+    first_id_of_ms(u64::try_from(day.saturating_mul(DAY_MS)).unwrap_or_default())
+}
+
+fn first_id_of_ms(milliseconds: u64) -> Uuid {
     uuid::Builder::from_unix_timestamp_millis(milliseconds, &[0; 10]).into_uuid()
 }
 
@@ -91,7 +96,8 @@ pub async fn floor(s: &mut Session) -> Result<Option<Uuid>, DbError> {
 }
 
 /// The floor. The first caller sets it: the database's day, less the longer of `retention` and the age of the topic's oldest record,
-/// less one day.
+/// less one day. Of a plain table with claims it is the time of the oldest one, if that is later: the service that made them may have
+/// deleted those before.
 ///
 /// # Errors
 /// The statement failed.
@@ -99,7 +105,11 @@ pub async fn init_floor(s: &mut Session, retention: Duration, oldest_record_ms: 
     s.within("init_floor", async |s| {
         let now_ms = now_ms(s).await?;
         let kept_ms = milliseconds(retention).max(oldest_record_ms.map_or(0, |oldest| now_ms - oldest));
-        let first = first_id_of_day((now_ms - kept_ms).div_euclid(DAY_MS) - 1);
+        let mut first = first_id_of_day((now_ms - kept_ms).div_euclid(DAY_MS) - 1);
+        if !ClaimTable::read(s).await?.by_day {
+            let oldest = old_claims::oldest_claim_ms(s).await?.and_then(|oldest| u64::try_from(oldest).ok());
+            first = first.max(oldest.map_or(first, first_id_of_ms));
+        }
         let insert = diesel::insert_into(retention::table).values(retention::floor.eq(first)).on_conflict_do_nothing();
         s.change("init_floor", insert).await?;
         let stored = s.row("init_floor", retention::table.select(retention::floor)).await?;

@@ -205,7 +205,7 @@ fn a_key_that_takes_an_id_twice_or_another_groups_is_named() {
         },
         Break {
             condition: "dedup_key",
-            says: "ALTER TABLE processed_event DROP CONSTRAINT processed_event_pkey, ADD PRIMARY KEY (event_id, consumer_group)",
+            says: "ALTER TABLE processed_event DROP CONSTRAINT processed_event_pkey, ADD UNIQUE (event_id, consumer_group)",
             how: |world, engine| {
                 world.database.execute(
                     "ALTER TABLE processed_event DROP CONSTRAINT processed_event_pkey, ADD PRIMARY KEY (event_id);
@@ -346,7 +346,7 @@ fn a_floor_or_a_day_that_is_missing_is_named() {
         },
         Break {
             condition: "days",
-            says: "1 of the next 7 days",
+            says: "1 of today and the next 7 days",
             how: |world, engine| {
                 let day = world.database.text("SELECT to_char(now() AT TIME ZONE 'UTC' + interval '2 days', 'YYYY_MM_DD')");
                 world.database.execute(&format!("DROP TABLE processed_event_{day}"));

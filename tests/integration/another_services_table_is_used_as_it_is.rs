@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Output;
 
 use onceward::crash::CrashPoint;
+use onceward::lab::process::Signal;
 use serde_json::Value;
 
 use crate::support::{EngineBuilder, Order, World, assert_charged_once, eventually, eventually_equal, start_without_cleaning};
@@ -116,7 +117,7 @@ fn a_table_keyed_by_the_id_alone_serves_no_second_group_until_its_key_is_changed
     world.topic.send([order.message()]);
     let refused = engine(&world).run_to_end(&["run"]);
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
-    let alter = "ALTER TABLE processed_event DROP CONSTRAINT processed_event_pkey, ADD PRIMARY KEY (event_id, consumer_group)";
+    let alter = "ALTER TABLE processed_event DROP CONSTRAINT processed_event_pkey, ADD UNIQUE (event_id, consumer_group)";
     assert!(text(&refused).contains(alter) && text(&refused).contains("shipping"), "{}", text(&refused));
     assert_eq!(certified(&world, "dedup_key").0, "failed");
     assert_eq!(world.provider.calls().posts, 0);
@@ -165,11 +166,15 @@ impl Old {
         let running = start_without_cleaning(&old.world, engine(&old.world));
         old.world.topic.send([Order::new().message()]);
         all_settled(&old.world);
-        let noted =
-            "SELECT count(*) FROM consumed_partition WHERE remember_ms IS NOT NULL AND safe_time > now() - interval '1 hour'";
-        eventually_equal("the partition is noted as settled", 1, || old.world.database.count(noted));
+        old.noted();
         running.kill();
         old
+    }
+
+    fn noted(&self) {
+        let noted =
+            "SELECT count(*) FROM consumed_partition WHERE remember_ms IS NOT NULL AND safe_time > now() - interval '1 hour'";
+        eventually_equal("the partition is noted as settled", 1, || self.world.database.count(noted));
     }
 
     /// Old ones of our group; ones that must stay.
@@ -196,6 +201,7 @@ impl Old {
         let running = start_without_cleaning(&self.world, engine(&self.world));
         self.world.topic.send(self.orders.iter().map(Order::old_message));
         all_settled(&self.world);
+        self.noted();
         running.kill();
         assert_eq!(self.world.provider.calls().posts, posts);
     }
@@ -233,6 +239,73 @@ fn old_claims_go_in_batches_and_not_before_everybody_is_over_who_may_have_read_a
     old.nobody_is_charged();
 }
 
+/// A fence reads the floor before it waits for its lock, and its transaction has written nothing by then.
+#[test]
+fn a_batch_that_has_read_a_lower_floor_and_waited_for_its_lock_is_over_before_a_claim_goes() {
+    let old = Old::settled();
+    let posts = old.world.provider.calls().posts;
+    old.world.database.execute("UPDATE retention SET floor = '00000000-0000-7000-8000-000000000000'");
+    let limits = [
+        ("database.lock_timeout_ms", 3_000),
+        ("database.statement_timeout_ms", 3_500),
+        ("database.transaction_budget_ms", 9_000),
+        ("kafka.session_timeout_ms", 8_000),
+        ("pipeline.drain_ms", 9_000),
+        ("pipeline.stuck_after_ms", 15_000),
+    ];
+    let patient = limits.into_iter().fold(engine(&old.world), |engine, (key, value)| engine.set(key, value));
+    let mut batch = start_without_cleaning(&old.world, patient.environment("ONCEWARD_CRASH_POINTS", "fenced:freeze:1"));
+    let owner = old.world.database.session();
+    owner.rows("BEGIN; SELECT FROM consumed_partition FOR UPDATE");
+    old.world.topic.send([old.orders[0].old_message()]);
+    let waits = |query: &str| {
+        let sql =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE";
+        old.world.database.count(&format!("{sql} '%{query}%'"))
+    };
+    eventually("the fence waits", || waits("FOR UPDATE OF p%' AND wait_event_type LIKE 'Lock") == 1);
+    let week_ago = Order::new().made_at(chrono::Utc::now().timestamp_millis() - 8 * DAY_MS).event_id;
+    old.world.database.execute(&format!("UPDATE retention SET floor = '{week_ago}'"));
+    let ran = std::thread::scope(|scope| {
+        let cleaner = scope.spawn(|| run(&old.world, &["run"]));
+        eventually("the cleaner waits for who writes", || waits("pg_snapshot_xmin") > 0);
+        owner.rows("COMMIT");
+        eventually("the batch stands behind its fence", || batch.is_frozen());
+        cleaner.join().expect("it ends")
+    });
+    assert!(text(&ran).contains(&format!("{OLD} claims are gone")), "{}", text(&ran));
+    batch.signal(Signal::Continue);
+    all_settled(&old.world);
+    assert_eq!(old.world.provider.calls().posts, posts, "the claim was there when the batch looked at the floor");
+}
+
+#[test]
+fn while_a_partition_has_noted_nothing_every_claim_stays() {
+    let old = Old::claims();
+    assert!(old.world.onceward(&["migrate"]).status.success());
+    let now = Order::new().event_id;
+    old.world.database.execute(&format!("INSERT INTO retention (floor) VALUES ('{now}')"));
+    let ran = run(&old.world, &["run"]);
+    assert!(ran.status.success() && text(&ran).contains("nothing was to go"), "{}", text(&ran));
+    assert_eq!(old.world.database.count("SELECT count(*) FROM processed_event"), OLD + 7 + 11 + 3);
+}
+
+/// Such services delete old rows: what they know of older events is gone.
+#[test]
+fn an_event_older_than_the_oldest_claim_is_not_new_to_whoever_adopts_the_table() {
+    let hour = |hours: i64| Order::new().made_at(chrono::Utc::now().timestamp_millis() - hours * 3_600_000);
+    let (claimed, older, younger) = (hour(50), hour(60), hour(40));
+    let world = world(BY_ID, std::slice::from_ref(&claimed));
+    world.topic.send([&claimed, &older, &younger].map(Order::old_message));
+    let _running = engine(&world).start();
+    all_settled(&world);
+    assert_charged_once(&world.provider, &[younger]);
+    assert_eq!(
+        world.database.column("SELECT event_id FROM held_event WHERE reason = 'beyond_horizon'"),
+        [older.event_id.to_string()]
+    );
+}
+
 #[test]
 fn killed_between_any_two_steps_the_next_run_deletes_the_rest() {
     for (point, passage, left) in [(CrashPoint::FloorRaised, 1, OLD), (CrashPoint::ClaimsDeleted, 2, OLD - 10_000)] {
@@ -253,11 +326,16 @@ fn killed_between_any_two_steps_the_next_run_deletes_the_rest() {
 fn without_an_index_nothing_is_deleted_and_a_person_is_told_how_to_make_it() {
     let old = Old::settled();
     old.world.database.execute("DROP INDEX ix_processed_event_processed_at");
-    let create = "CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at)";
+    let create =
+        "CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at, event_id, consumer_group)";
     let (verdict, why) = certified(&old.world, "old_claims");
     assert!(verdict == "failed" && why.contains(create), "{verdict} {why}");
     let ran = run(&old.world, &["run"]);
     assert!(ran.status.code() == Some(1) && text(&ran).contains(create), "{}", text(&ran));
+    for told in [&["status"][..], &["run", "--dry-run"]] {
+        let told = text(&run(&old.world, told));
+        assert!(told.contains("nothing goes") && told.contains(create), "{told}");
+    }
     assert_eq!(old.left(), [OLD, STAYS]);
     old.nobody_is_charged();
     old.world.database.execute(create);
