@@ -311,8 +311,12 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
 fn judge_further_indexes(relations: &[Relation], indexes: &[UniqueIndex], answers: &mut Answers) {
     let holds_claims = |name: &str| relations.iter().any(|relation| relation.holds_claims && relation.name == name);
     let has_all_of_the_key = |index: &UniqueIndex| KEY.iter().all(|column| index.columns.iter().any(|found| found == column));
-    let by_id_alone = matches!(key(relations, indexes), Key::EventIdAlone(_));
-    let is_the_key = |index: &UniqueIndex| by_id_alone && index.columns == ["event_id"];
+    let (by_id_alone, is_told) = match key(relations, indexes) {
+        Key::Right => (false, false),
+        Key::EventIdAlone(_) => (true, false),
+        Key::PartitionedBy(_) | Key::Wrong(_) => (false, true),
+    };
+    let is_the_key = |index: &UniqueIndex| by_id_alone && index.columns == ["event_id"] || is_told && index.primary;
     // A number that the table gives by itself.
     let is_a_number = |index: &UniqueIndex| index.primary && !index.columns.iter().any(|column| KEY.contains(&column.as_str()));
     let refuses = |index: &&UniqueIndex| !(is_a_number(index) || is_the_key(index) || index.plain && has_all_of_the_key(index));

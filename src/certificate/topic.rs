@@ -102,7 +102,7 @@ fn offsets_retention(config: &Config, topic: &Settings, broker: &Settings) -> As
     let theirs = Duration::from_secs(minutes.saturating_mul(60));
     let readable: i64 = number(topic, "retention.ms")?;
     let readable = u64::try_from(readable).map_or(Duration::MAX, Duration::from_millis);
-    let needed = readable.min(need(config, || Ok(topic.clone()))?.time.unwrap_or(Duration::MAX));
+    let needed = readable.min(need(config, || Ok(topic.clone()))?.time.unwrap_or(config.retention.retention));
     let found = format!("offsets of a stopped group are kept for {}, records or ids for {}", span(theirs), span(needed));
     let todo = format!("set the broker's offsets.retention.minutes to {} or more", needed.as_secs().div_ceil(60));
     Ok(if theirs >= needed { Ok(found) } else { Err((found, todo)) })
