@@ -345,11 +345,9 @@ async fn upkeep_once<H>(config: &Config, engine: &Engine<H>, readiness: &Readine
     metrics::floor(&kept);
     if engine.claims.by_day {
         metrics::days(&kept);
-        if kept.days_ahead() < i64::from(config.retention.days_ahead) {
-            make_days(config, &mut session, readiness, kept.days_ahead()).await;
-        } else {
-            readiness.set(Readiness::DAYS);
-        }
+    }
+    if engine.claims.by_day && kept.days_ahead() < i64::from(config.retention.days_ahead) {
+        make_days(config, &mut session, readiness, kept.days_ahead()).await;
     } else {
         readiness.set(Readiness::DAYS);
     }

@@ -304,19 +304,22 @@ impl PartitionStatus {
         self.window_records > 0 || self.in_flight > 0 || unread
     }
 
+    /// For the database, the provider or a person.
+    const fn waits(&self) -> bool {
+        self.paused.is_some() || self.stopped.is_some()
+    }
+
     /// How long it has had work and no reason to wait, and got nowhere; zero while it has none, or waits.
     #[must_use]
     pub fn stuck_for(&self) -> Duration {
-        let waits = self.paused.is_some() || self.stopped.is_some();
-        if waits || !self.has_work() { Duration::ZERO } else { self.progressed.elapsed() }
+        if self.waits() || !self.has_work() { Duration::ZERO } else { self.progressed.elapsed() }
     }
 
     /// Whether nothing below this end of its log is unsettled. What a rolled-back transaction leaves at the end is not waited for.
     #[must_use]
     pub fn has_settled_up_to(&self, end: NextOffset) -> bool {
-        // Who stopped or waits has thrown away what came.
-        let waits = self.stopped.is_some() || self.paused.is_some();
-        let is_idle = !waits && self.window_records == 0 && self.in_flight == 0 && self.frontier.is_some();
+        // Who stopped or waits may have thrown away what came.
+        let is_idle = !self.waits() && self.window_records == 0 && self.in_flight == 0 && self.frontier.is_some();
         self.frontier >= Some(end) || is_idle && self.read_to >= Some(end)
     }
 

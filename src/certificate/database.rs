@@ -181,15 +181,16 @@ async fn indexes_and_triggers(config: &Config, s: &mut Session, relations: &[Rel
             return not_asked(answers, &INDEXES, error);
         }
     };
-    let others = match key(relations, &indexes) {
+    let key = key(relations, &indexes);
+    let others = match key {
         Key::EventIdAlone(_) => conditions::other_group(s, &config.kafka.group).await,
         _ => Ok(None),
     };
     match others {
-        Ok(other) => judge_key(&key(relations, &indexes), other, answers),
+        Ok(other) => judge_key(&key, other, answers),
         Err(error) => not_asked(answers, &[Condition::DedupKey], error),
     }
-    judge_further_indexes(relations, &indexes, answers);
+    judge_further_indexes(relations, &indexes, &key, answers);
     match meddlers {
         Ok(meddlers) => judge_payment(&meddlers, &indexes, answers),
         Err(error) => not_asked(answers, &[Condition::PaymentRows], error),
@@ -308,15 +309,15 @@ fn judge_key(key: &Key<'_>, other_group: Option<String>, answers: &mut Answers) 
 }
 
 /// An index that has all of the key in it refuses nothing that the key takes.
-fn judge_further_indexes(relations: &[Relation], indexes: &[UniqueIndex], answers: &mut Answers) {
+fn judge_further_indexes(relations: &[Relation], indexes: &[UniqueIndex], key: &Key<'_>, answers: &mut Answers) {
     let holds_claims = |name: &str| relations.iter().any(|relation| relation.holds_claims && relation.name == name);
     let has_all_of_the_key = |index: &UniqueIndex| KEY.iter().all(|column| index.columns.iter().any(|found| found == column));
-    let (by_id_alone, is_told) = match key(relations, indexes) {
-        Key::Right => (false, false),
-        Key::EventIdAlone(_) => (true, false),
-        Key::PartitionedBy(_) | Key::Wrong(_) => (false, true),
+    let is_the_key = |index: &UniqueIndex| match key {
+        Key::Right => false,
+        Key::EventIdAlone(_) => index.columns == ["event_id"],
+        // A wrong one has its own line.
+        Key::PartitionedBy(_) | Key::Wrong(_) => index.primary,
     };
-    let is_the_key = |index: &UniqueIndex| by_id_alone && index.columns == ["event_id"] || is_told && index.primary;
     // A number that the table gives by itself.
     let is_a_number = |index: &UniqueIndex| index.primary && !index.columns.iter().any(|column| KEY.contains(&column.as_str()));
     let refuses = |index: &&UniqueIndex| !(is_a_number(index) || is_the_key(index) || index.plain && has_all_of_the_key(index));

@@ -15,7 +15,7 @@ use crate::store::{DbError, Session};
 /// What lets old claims be found.
 pub const CREATE_INDEX: &str =
     "CREATE INDEX CONCURRENTLY ix_processed_event_processed_at ON processed_event (processed_at, event_id, consumer_group)";
-/// Claims in one transaction: some tens of milliseconds of work, so that whoever waits for one of its rows waits no longer.
+/// Claims in one transaction: few, because whoever waits for one of its rows waits for all of them.
 const STEP: i64 = 5_000;
 /// The shortest rest between two of them. Each rests as long as it took, so that half of one core is left to the hot path.
 const REST: Duration = Duration::from_millis(20);

@@ -78,16 +78,7 @@ fn of_two_transactions_that_wait_for_each_other_ours_is_the_one_that_is_rolled_b
     let world = World::with_partitions(1);
     let order = Order::new();
     world.provider.script([Rule::once(Act::Hold)]);
-    // Longer than the second after which the server looks for deadlocks.
-    let limits = [
-        ("database.lock_timeout_ms", 3_000),
-        ("database.statement_timeout_ms", 3_500),
-        ("database.transaction_budget_ms", 9_000),
-        ("kafka.session_timeout_ms", 8_000),
-        ("pipeline.drain_ms", 9_000),
-        ("pipeline.stuck_after_ms", 15_000),
-    ];
-    let engine = limits.into_iter().fold(world.engine().patient(), |engine, (key, value)| engine.set(key, value)).start();
+    let engine = world.engine().patient().patient_with_locks().start();
     send(&world, std::slice::from_ref(&order));
     eventually("the ownership row is locked, and a call is open", || world.provider.calls().held == 1);
 

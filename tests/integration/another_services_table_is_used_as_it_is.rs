@@ -245,15 +245,7 @@ fn a_batch_that_has_read_a_lower_floor_and_waited_for_its_lock_is_over_before_a_
     let old = Old::settled();
     let posts = old.world.provider.calls().posts;
     old.world.database.execute("UPDATE retention SET floor = '00000000-0000-7000-8000-000000000000'");
-    let limits = [
-        ("database.lock_timeout_ms", 3_000),
-        ("database.statement_timeout_ms", 3_500),
-        ("database.transaction_budget_ms", 9_000),
-        ("kafka.session_timeout_ms", 8_000),
-        ("pipeline.drain_ms", 9_000),
-        ("pipeline.stuck_after_ms", 15_000),
-    ];
-    let patient = limits.into_iter().fold(engine(&old.world), |engine, (key, value)| engine.set(key, value));
+    let patient = engine(&old.world).patient_with_locks();
     let mut batch = start_without_cleaning(&old.world, patient.environment("ONCEWARD_CRASH_POINTS", "fenced:freeze:1"));
     let owner = old.world.database.session();
     owner.rows("BEGIN; SELECT FROM consumed_partition FOR UPDATE");

@@ -97,6 +97,19 @@ impl EngineBuilder {
         longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
     }
 
+    /// Whose locks are waited for longer than the second after which the server looks for deadlocks.
+    pub fn patient_with_locks(self) -> Self {
+        let longer = [
+            ("database.lock_timeout_ms", 3_000),
+            ("database.statement_timeout_ms", 3_500),
+            ("database.transaction_budget_ms", 9_000),
+            ("kafka.session_timeout_ms", 8_000),
+            ("pipeline.drain_ms", 9_000),
+            ("pipeline.stuck_after_ms", 15_000),
+        ];
+        longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
+    }
+
     pub fn concurrency(self, partitions: u32) -> Self {
         self.set("pipeline.partition_concurrency", i64::from(partitions))
     }
