@@ -6,6 +6,7 @@
 //!
 //! Invariant: success is reported only when every record was acknowledged by all in-sync replicas.
 
+pub mod draw;
 mod generate;
 mod log;
 

@@ -30,6 +30,10 @@ pub struct Snapshot {
     pub held: Vec<(HeldReason, HeldState, i64)>,
     /// When the poll thread was last seen at work; `None` before it has begun.
     pub polled: Option<Instant>,
+    /// Since when nothing is polled because the buffer is full.
+    pub no_room: Option<Instant>,
+    /// When a partition last got its turn or gave it back.
+    pub turned: Option<Instant>,
     /// Why the downstream is not called.
     pub paused: Option<String>,
     /// Requests of operators that nobody has carried out yet, as last counted.
@@ -183,6 +187,7 @@ impl Status {
 
     /// It waits for its turn, has it, or is done. Waiting for it is no fault of the partition.
     pub fn turn(&self, partition: i32, epoch: Epoch, turn: Turn) {
+        self.lock().turned = Some(Instant::now());
         self.change(partition, epoch, |known| {
             if let Turn::Queued(since) = known.turn {
                 known.progressed += since.elapsed();
@@ -237,6 +242,18 @@ impl Status {
         self.lock().polled = Some(Instant::now());
     }
 
+    /// Whether there is room in the buffer. While there is none, nothing is polled; that is no fault of a partition that has no record yet.
+    pub fn room(&self, is_there: bool) {
+        let mut view = self.lock();
+        let since = view.no_room;
+        view.no_room = if is_there { None } else { since.or_else(|| Some(Instant::now())) };
+        if let Some(since) = since.filter(|_| is_there) {
+            for known in view.partitions.values_mut().filter(|known| known.has_no_record()) {
+                known.progressed += since.elapsed();
+            }
+        }
+    }
+
     /// Replaces the counts of held events and of what operators ask for.
     pub fn held(&self, counts: Vec<(HeldReason, HeldState, i64)>, requests: i64) {
         let mut view = self.lock();
@@ -262,15 +279,20 @@ impl Status {
 
 impl Snapshot {
     /// What has had work for longer than `limit` and got nowhere, in words: the poll thread, or a partition that knows no reason to wait.
-    /// A partition that waits for the database, the provider, a person or its turn is not among them: a restart would not help it.
+    /// A partition that waits for the database, the provider, a person, its turn or room in the buffer is not among them: a restart would
+    /// not help it.
     #[must_use]
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
         // Turns come first come, first served. With many partitions and a silent database each waits for others that wait.
-        let turns_go_on = self.partitions.values().any(|known| known.turn == Turn::Running);
-        let waits_for_its_turn = |known: &PartitionStatus| matches!(known.turn, Turn::Queued(_)) && turns_go_on;
+        let turns_go_on = self.partitions.values().any(|known| known.turn == Turn::Running)
+            || self.turned.is_some_and(|moment| moment.elapsed() <= limit);
+        let waits_for_others = |known: &PartitionStatus| match known.turn {
+            Turn::Queued(_) => turns_go_on,
+            _ => self.no_room.is_some() && known.has_no_record(),
+        };
         let silent = self.polled.map(|moment| moment.elapsed()).filter(|silent| *silent > limit);
         let poll_thread = silent.map(|silent| format!("the poll thread has not polled for {} s", silent.as_secs()));
-        let judged = self.partitions.iter().filter(|(_, known)| !waits_for_its_turn(known));
+        let judged = self.partitions.iter().filter(|(_, known)| !waits_for_others(known));
         let idle = judged.map(|(partition, known)| (partition, known.stuck_for())).filter(|(_, idle)| *idle > limit);
         let partitions = idle.map(|(partition, idle)| {
             format!("partition {partition} has records to settle and has settled none for {} s", idle.as_secs())
@@ -301,7 +323,12 @@ impl PartitionStatus {
     /// Whether anything waits to be settled: in the window, in a batch, or in the log beyond what was read.
     fn has_work(&self) -> bool {
         let unread = self.end > self.read_to.max(self.frontier) && self.end.is_some() && self.frontier.is_some();
-        self.window_records > 0 || self.in_flight > 0 || unread
+        !self.has_no_record() || unread
+    }
+
+    /// Neither in the window nor in a batch.
+    const fn has_no_record(&self) -> bool {
+        self.window_records == 0 && self.in_flight == 0
     }
 
     /// For the database, the provider or a person.
@@ -319,7 +346,7 @@ impl PartitionStatus {
     #[must_use]
     pub fn has_settled_up_to(&self, end: NextOffset) -> bool {
         // Who stopped or waits may have thrown away what came.
-        let is_idle = !self.waits() && self.window_records == 0 && self.in_flight == 0 && self.frontier.is_some();
+        let is_idle = !self.waits() && self.has_no_record() && self.frontier.is_some();
         self.frontier >= Some(end) || is_idle && self.read_to >= Some(end)
     }
 
@@ -410,7 +437,9 @@ mod tests {
     fn long_ago(status: &Status) {
         let mut view = status.lock();
         let moment = Instant::now().checked_sub(Duration::from_secs(60)).expect("the machine runs for longer");
-        view.polled = view.polled.map(|_| moment);
+        for known in [&mut view.polled, &mut view.no_room, &mut view.turned] {
+            *known = known.map(|_| moment);
+        }
         for known in view.partitions.values_mut() {
             known.progressed = moment;
             if let Turn::Queued(since) = &mut known.turn {
@@ -478,6 +507,8 @@ mod tests {
         long_ago(&status);
         assert_eq!(stuck(), 0, "one waits for the database, the other one for that");
         status.turn(3, Epoch(1), Turn::Resting);
+        assert_eq!(stuck(), 0, "it is the next one");
+        long_ago(&status);
         assert_eq!(stuck(), 1, "nobody is there who could end its wait");
         status.turn(4, Epoch(1), Turn::Running);
         assert_eq!(stuck(), 0, "it has only just got its turn");
@@ -487,6 +518,27 @@ mod tests {
             status.turn(4, Epoch(1), turn);
         }
         assert_eq!(stuck(), 1, "nor of one more turn");
+    }
+
+    #[test]
+    fn who_has_no_record_yet_is_not_stuck_for_want_of_room() {
+        let (status, limit) = (Status::default(), Duration::from_secs(30));
+        let stuck = || status.snapshot().stuck(limit).len();
+        status.partition_owned(3, Epoch(1));
+        status.frontier(3, Epoch(1), NextOffset(10));
+        status.end(3, NextOffset(12));
+        status.room(false);
+        long_ago(&status);
+        status.room(false);
+        assert_eq!(stuck(), 0, "records of others fill the buffer");
+        status.room(true);
+        assert_eq!(stuck(), 0, "there is room only since now");
+        status.room(true);
+        long_ago(&status);
+        assert_eq!(stuck(), 1, "it gets none although there is room");
+        status.window(3, Epoch(1), 1, 100);
+        status.room(false);
+        assert_eq!(stuck(), 1, "one that it has needs no room");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub mod retention;
 pub mod skips;
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 pub use self::error::{DbError, ErrorClass};
 pub use self::migrate::{MigrateError, migrate, schema_is_current};
@@ -104,6 +104,12 @@ fn storable(text: &str) -> String {
 fn milliseconds(duration: Duration) -> i64 {
     const CENTURY: i64 = 100 * 365 * 24 * 60 * 60 * 1000;
     i64::try_from(duration.as_millis()).map_or(CENTURY, |ms| ms.min(CENTURY))
+}
+
+/// This process's time, in milliseconds since 1970.
+fn our_time() -> i64 {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// From SQL; a time that lies behind is zero.

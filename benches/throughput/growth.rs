@@ -6,11 +6,13 @@
 //! Invariant: what is compared is measured in one run, one after another, with the same statements.
 
 use std::thread;
+use std::time::Instant;
 
+use chrono::Utc;
 use onceward::lab::postgres;
 use onceward::retention::sweeper::sweep;
 use onceward::store::old_claims::Forgettable;
-use onceward::store::retention::{DAY_MS, day_of, ensure_days, first_id_of_day};
+use onceward::store::retention::{DAY_MS, day_of, ensure_days};
 use onceward::store::{Session, Store, forgetting, retention};
 use uuid::Uuid;
 
@@ -20,9 +22,9 @@ use crate::{Database, Result, block_on, median, raw, settings, thousands};
 /// Connections, and events per transaction.
 pub const SHAPE: (usize, usize) = (3, 512);
 /// Events of one measurement.
-const EVENTS: usize = 300_000;
-/// The claims lie in so many days before today.
-const DAYS: i64 = 7;
+const EVENTS: usize = 1_000_000;
+/// The claims lie in so many days, the last of them today.
+const DAYS: i64 = 3;
 
 /// How the table is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl<'a> Case<'a> {
         if table == Table::ByDay {
             with_store(&database.url, async |s| {
                 retention::init_floor(s, std::time::Duration::from_millis((DAY_MS * DAYS).unsigned_abs()), None).await?;
-                Ok(ensure_days(s, &(today - DAYS..=today).collect()).await?)
+                Ok(ensure_days(s, &(today - DAYS + 1..=today).collect()).await?)
             })?;
         } else {
             let plain = "ALTER TABLE processed_event RENAME TO made_by_us;
@@ -88,8 +90,8 @@ impl<'a> Case<'a> {
                          DROP TABLE made_by_us";
             postgres::query(&database.url, plain)?;
         }
-        let of_a_day = rows / DAYS.unsigned_abs();
-        for day in (today - DAYS..today).filter(|_| of_a_day > 0) {
+        let of_a_day = of_a_day(rows);
+        for day in (today - DAYS + 1..=today).filter(|_| of_a_day > 0) {
             postgres::query(&database.url, &fill(day, of_a_day, table == Table::RandomIds))?;
         }
         postgres::query(&database.url, "VACUUM ANALYZE processed_event")?;
@@ -112,9 +114,9 @@ impl<'a> Case<'a> {
     }
 
     /// While somebody does something else to the table, which begins at the same time.
-    fn run_while(&self, something: fn(&str) -> Result<()>) -> Result<Measured> {
-        let url = self.database.url.clone();
-        let other = thread::spawn(move || something(&url).map_err(|error| error.to_string()));
+    fn run_while(&self, something: fn(&str, u64) -> Result<()>) -> Result<Measured> {
+        let (url, rows) = (self.database.url.clone(), self.rows);
+        let other = thread::spawn(move || something(&url, rows).map_err(|error| error.to_string()));
         let measured = self.run()?;
         other.join().map_err(|_| "it panicked")??;
         Ok(measured)
@@ -127,9 +129,20 @@ fn random_of(id: Uuid) -> Uuid {
     uuid::Builder::from_random_bytes(mixed.to_be_bytes()).into_uuid()
 }
 
-/// So many claims over one day, made at that time.
+fn of_a_day(rows: u64) -> u64 {
+    rows / DAYS.unsigned_abs()
+}
+
+/// Milliseconds between two claims of a day that is over.
+fn step_ms(of_a_day: u64) -> f64 {
+    (DAY_MS as f64 / of_a_day as f64).min(1_000.0)
+}
+
+/// So many claims over one day, made at that time; today's up to now.
 fn fill(day: i64, rows: u64, random: bool) -> String {
-    let (from, step) = (day * DAY_MS, (DAY_MS as f64 / rows as f64).min(1_000.0));
+    let from = day * DAY_MS;
+    let until = (from + DAY_MS).min(Utc::now().timestamp_millis());
+    let step = step_ms(rows).min((until - from) as f64 / rows as f64);
     let id = if random {
         "gen_random_uuid()"
     } else {
@@ -142,7 +155,7 @@ fn fill(day: i64, rows: u64, random: bool) -> String {
     )
 }
 
-fn make_days(url: &str) -> Result<()> {
+fn make_days(url: &str, _: u64) -> Result<()> {
     let today = day_of(Uuid::now_v7());
     with_store(url, async |s| {
         for day in today + 20..today + 30 {
@@ -153,7 +166,7 @@ fn make_days(url: &str) -> Result<()> {
 }
 
 /// The oldest one, as the cleaner does it.
-fn drop_a_day(url: &str) -> Result<()> {
+fn drop_a_day(url: &str, _: u64) -> Result<()> {
     with_store(url, async |s| {
         let oldest = forgetting::day_tables(s).await?.into_iter().next().ok_or("there is no day")?;
         forgetting::raise_floor(s, oldest.end).await?;
@@ -164,15 +177,17 @@ fn drop_a_day(url: &str) -> Result<()> {
     })
 }
 
-/// The oldest day's claims, as the cleaner deletes them.
-fn delete_old(url: &str) -> Result<()> {
+/// As many of the oldest claims as are made meanwhile, as the cleaner deletes them.
+fn delete_old(url: &str, rows: u64) -> Result<()> {
     with_store(url, async |s| {
-        let day = day_of(Uuid::now_v7()) - DAYS + 1;
-        let floor = first_id_of_day(day);
+        let oldest = (day_of(Uuid::now_v7()) - DAYS + 1) * DAY_MS;
+        let before_ms = oldest + (step_ms(of_a_day(rows)) * EVENTS as f64) as i64;
+        let floor = uuid::Builder::from_unix_timestamp_millis(before_ms.unsigned_abs(), &[0; 10]).into_uuid();
         forgetting::raise_floor(s, floor).await?;
-        let may_go = Forgettable { floor, before_ms: day * DAY_MS, groups: vec!["billing-order-confirmed".to_owned()] };
+        let may_go = Forgettable { floor, before_ms, groups: vec!["billing-order-confirmed".to_owned()] };
+        let started = Instant::now();
         let gone = sweep(s, &may_go).await?;
-        println!("  (deleted {gone})");
+        println!("  (deleted {gone} in {:.1} s)", started.elapsed().as_secs_f64());
         Ok(())
     })
 }

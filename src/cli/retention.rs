@@ -79,7 +79,7 @@ async fn look(config: &Config, own: &Own) -> anyhow::Result<Outlook> {
 
 fn table(outlook: &Outlook) -> String {
     let floor = |floor: Option<_>| floor.map_or_else(|| "none yet".to_owned(), day_text);
-    let mut text = format!("floor {}: older ids are forgotten; {} by the database\n", floor(outlook.floor), moment(outlook.now_ms));
+    let mut text = format!("floor {}: older ids are forgotten; now {}\n", floor(outlook.floor), moment(outlook.now_ms));
     if outlook.floor_to_be() > outlook.floor {
         let _ = writeln!(text, "floor {} after the next run", floor(outlook.floor_to_be()));
     }

@@ -156,6 +156,7 @@ impl PollThread {
             self.pause(&pause);
         }
         self.resume(&resume);
+        self.status.room(poll);
         if !poll {
             match self.commands.recv_timeout(POLL) {
                 Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => self.commands = closed(),

@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use chrono::Utc;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::draw::Draw;
 use super::{Outgoing, ProduceError};
 use crate::event::{Currency, Money, OrderConfirmedBuilder};
 
@@ -49,7 +49,7 @@ impl Generated {
         if first_order <= 0 || i64::try_from(self.count).ok().and_then(|count| first_order.checked_add(count)).is_none() {
             return Err(ProduceError::Options("order ids must be above 0 and fit into 64 bits"));
         }
-        let (builder, mut draw) = (OrderConfirmedBuilder::new(), Draw { seed: self.seed, drawn: 0 });
+        let (builder, mut draw) = (OrderConfirmedBuilder::new(), Draw::new(self.seed));
         let (mut recent, mut next_order, mut repeats) = (VecDeque::new(), first_order, 0_u64);
         for record in 0..self.count {
             let is_repeat = share(record + 1, self.duplicates_percent) > share(record, self.duplicates_percent);
@@ -83,20 +83,6 @@ impl Generated {
 /// How many of the first `records` belong to the share; it never counts the very first one unless the share is everything.
 fn share(records: u64, percent: u8) -> u64 {
     (u128::from(records) * u128::from(percent) / 100) as u64
-}
-
-/// Numbers that look drawn by chance and depend on the seed alone.
-struct Draw {
-    seed: u64,
-    drawn: u64,
-}
-
-impl Draw {
-    /// One of `0..limit`; `limit` is above 0 and small, so that the bias of `%` does not matter.
-    fn below(&mut self, limit: u64) -> u64 {
-        self.drawn += 1;
-        xxh3_64_with_seed(&self.drawn.to_le_bytes(), self.seed) % limit
-    }
 }
 
 #[cfg(test)]

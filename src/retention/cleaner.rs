@@ -3,8 +3,8 @@
 //! In: what everybody allows (`plan`). Out: fewer claims. It owns those below the floor, one cleaner at a time. If it dies here, the next
 //! run finishes what is half gone: a detach that was cut off, a table that was detached and is still there.
 //!
-//! Invariant: the floor is committed before any day below it is touched, days go strictly in their order, and only the database's clock
-//! counts.
+//! Invariant: the floor is committed before any day below it is touched, days go strictly in their order, and neither the
+//! database's clock nor ours can make a day go before the other one says so.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ const RUN: Duration = Duration::from_secs(3_600);
 /// What there is and what may go.
 #[derive(Clone, Debug)]
 pub struct Outlook {
-    /// The database's time, in milliseconds since 1970.
+    /// The earlier of the database's time and ours, in milliseconds since 1970.
     pub now_ms: i64,
     /// The floor; `None` before the first run.
     pub floor: Option<Uuid>,
@@ -162,7 +162,7 @@ impl Outlook {
 /// # Errors
 /// The database does not answer.
 pub async fn look(s: &mut Session, own: &Own) -> Result<Outlook, DbError> {
-    let now_ms = retention::database_time(s).await?;
+    let now_ms = retention::earlier_time(s).await?;
     // The floor before the standings: what is said later allows no less.
     let floor = retention::floor(s).await?;
     let standings = forgetting::standings(s).await?;

@@ -106,7 +106,7 @@ impl Notes {
         if owned.keys().all(|partition| self.noted.get(partition).is_some_and(|noted| !noted.is_due())) {
             return Ok(());
         }
-        let asked_ms = retention::database_time(&mut *engine.store.control.get().await?).await?;
+        let asked_ms = retention::earlier_time(&mut *engine.store.control.get().await?).await?;
         let ends = broker::ask(client, &engine.topic, broker::log_ends).await;
         // Looked at after the ends were: what has come since is no matter, the moment lies before.
         for (partition, known) in engine.status.snapshot().partitions {

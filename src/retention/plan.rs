@@ -1,6 +1,6 @@
 //! How far the table of claims may forget: pure decisions over what everybody has said.
 //!
-//! In: what this process needs, what the owner of every partition of every group has said, the database's time. Out: the floor, and for
+//! In: what this process needs, what the owner of every partition of every group has said, the time. Out: the floor, and for
 //! each day what keeps it. It owns nothing.
 //!
 //! Invariant: an id may be forgotten only when everybody allows it; who has said nothing allows nothing.

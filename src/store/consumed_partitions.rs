@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::schema::consumed_partition;
 use super::session::TimeLimits;
 use super::statement::statement;
-use super::{DbError, Session};
+use super::{DbError, Session, our_time};
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 
 /// What the new owner of a partition finds.
@@ -130,7 +130,7 @@ pub async fn advance(
     digest: Option<RecordDigest>,
     safe_ms: Option<i64>,
 ) -> Result<(), DbError> {
-    let digest = digest.map(|digest| digest.0);
+    let (digest, safe_ms) = (digest.map(|digest| digest.0), safe_ms.map(|safe| safe.min(our_time())));
     let advance = Advance { next_offset: next.0, digest, safe_ms, source: source.0, epoch: epoch.0 };
     let changed = s.change("advance", advance).await?;
     assert_eq!(changed, 1, "frontier {next} of partition row {source} written without the fence of epoch {epoch}");
@@ -354,7 +354,8 @@ statement! {
     }
 }
 
-// Records without a time leave it where it was; before the first one that is the beginning of time, which holds everything back.
+// Records without a time leave it where it was; before the first one that is the beginning of time, which holds everything back. A
+// record of the future counts as one of now, by the earlier of both clocks.
 statement! {
     Advance {
         next_offset: i64 => BigInt, digest: Option<i64> => Nullable<BigInt>, safe_ms: Option<i64> => Nullable<BigInt>,

@@ -16,7 +16,7 @@ use super::old_claims;
 use super::processed_events::ClaimTable;
 use super::schema::retention;
 use super::statement::statement;
-use super::{DbError, Session, milliseconds};
+use super::{DbError, Session, milliseconds, our_time};
 
 /// Milliseconds of a day.
 pub const DAY_MS: i64 = 24 * 60 * 60 * 1000;
@@ -87,6 +87,15 @@ pub async fn database_time(s: &mut Session) -> Result<i64, DbError> {
     s.within("now", async |s| now_ms(s).await).await
 }
 
+/// The earlier of the database's time and ours, in milliseconds since 1970: whatever is forgotten goes by it, so that one clock that
+/// jumps ahead forgets nothing. What was raised by such a jump could never be lowered again.
+///
+/// # Errors
+/// The statement failed.
+pub async fn earlier_time(s: &mut Session) -> Result<i64, DbError> {
+    Ok(database_time(s).await?.min(our_time()))
+}
+
 /// The floor; `None` before the first run.
 ///
 /// # Errors
@@ -95,15 +104,15 @@ pub async fn floor(s: &mut Session) -> Result<Option<Uuid>, DbError> {
     s.within("floor", async |s| s.row("floor", retention::table.select(retention::floor)).await).await
 }
 
-/// The floor. The first caller sets it: the database's day, less the longer of `retention` and the age of the topic's oldest record,
-/// less one day. Of a plain table with claims it is the time of the oldest one, if that is later: the service that made them may have
+/// The floor. The first caller sets it: today (the earlier clock's), less the longer of `retention` and the age of the topic's oldest
+/// record, less one day. Of a plain table with claims it is the time of the oldest one, if that is later: the service that made them may have
 /// deleted those before.
 ///
 /// # Errors
 /// The statement failed.
 pub async fn init_floor(s: &mut Session, retention: Duration, oldest_record_ms: Option<i64>) -> Result<Uuid, DbError> {
     s.within("init_floor", async |s| {
-        let now_ms = now_ms(s).await?;
+        let now_ms = now_ms(s).await?.min(our_time());
         let kept_ms = milliseconds(retention).max(oldest_record_ms.map_or(0, |oldest| now_ms - oldest));
         let mut first = first_id_of_day((now_ms - kept_ms).div_euclid(DAY_MS) - 1);
         if !ClaimTable::read(s).await?.by_day {

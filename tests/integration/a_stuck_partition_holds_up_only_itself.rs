@@ -90,7 +90,7 @@ fn memory_stays_bounded_while_the_database_is_silent_and_the_backlog_is_long() {
     eventually("the buffer is full and everything is paused", || {
         held() > f64::from(8 << 20) && engine.log().contains("these partitions do not move")
     });
-    assert!(engine.is_live());
+    assert!(engine.is_live(), "{:?}", engine.get("/live"));
     proxy.open();
     eventually("it goes on by itself", || world.database.count("SELECT count(*) FROM payment") > 10_000);
     let most = engine.most_memory_kib();

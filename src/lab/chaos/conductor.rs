@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::engines::State;
 use super::field::Field;
 use crate::lab::process::Signal;
 use crate::lab::provider_stub::{Act, Rule};
+use crate::produce::draw::Draw;
 
 /// See the head of this file.
 pub struct Conductor {
@@ -122,7 +122,7 @@ impl Conductor {
     pub fn new(seed: u64, field: &Field) -> Self {
         let kinds = Kind::ALL.into_iter().filter(|kind| field.has_its_own_server() || !kind.needs_our_server()).collect();
         let (next, later, deck) = (Instant::now(), Vec::new(), Vec::new());
-        let draw = Draw { seed, drawn: 0 };
+        let draw = Draw::new(seed);
         Self { draw, kinds, deck, next, later, faults: BTreeMap::new(), unexplained: Vec::new() }
     }
 
@@ -132,13 +132,13 @@ impl Conductor {
             return Ok(None);
         }
         if self.deck.is_empty() {
-            self.deck = self.draw.shuffled(&self.kinds);
+            self.deck = shuffled(&mut self.draw, &self.kinds);
         }
         let Some(place) = self.deck.iter().position(|kind| kind.is_possible(field)) else { return Ok(None) };
         let kind = self.deck.remove(place);
         let told = self.make(kind, field)?;
         *self.faults.entry(kind.as_str()).or_default() += 1;
-        self.next = Instant::now() + self.draw.between(PAUSE.0, PAUSE.1);
+        self.next = Instant::now() + between(&mut self.draw, PAUSE);
         Ok(Some(told))
     }
 
@@ -199,7 +199,7 @@ impl Conductor {
             Kind::Join => {
                 let guest = field.engines.guest();
                 field.engines.start(guest)?;
-                let stays = self.draw.between(5_000, 15_000);
+                let stays = between(&mut self.draw, (5_000, 15_000));
                 self.after(stays, Undo::Leave(guest));
                 Ok(format!("{word}: engine {guest}, for {} ms", stays.as_millis()))
             }
@@ -249,7 +249,7 @@ impl Conductor {
             Kind::Freeze => {
                 field.engines.tell(index, Signal::Stop, State::Frozen)?;
                 // Shorter and longer than a session.
-                let lasts = self.draw.between(1_000, 10_000);
+                let lasts = between(&mut self.draw, (1_000, 10_000));
                 self.after(lasts, Undo::Thaw(index));
                 lasts
             }
@@ -259,7 +259,7 @@ impl Conductor {
                 } else {
                     field.engines.tell(index, Signal::Term, State::Leaving)?;
                 }
-                let lasts = self.draw.between(0, 3_000);
+                let lasts = between(&mut self.draw, (0, 3_000));
                 if index == field.engines.guest() {
                     // It stays away until it joins again, or nobody could join any more.
                     return Ok(format!("{}: engine {index}", kind.as_str()));
@@ -272,7 +272,7 @@ impl Conductor {
     }
 
     fn lasts(&mut self, word: &str, range: (u64, u64), undo: Undo) -> String {
-        let lasts = self.draw.between(range.0, range.1);
+        let lasts = between(&mut self.draw, range);
         self.after(lasts, undo);
         format!("{word}: for {} ms", lasts.as_millis())
     }
@@ -304,31 +304,17 @@ impl Conductor {
     }
 }
 
-/// Numbers that look drawn by chance and depend on the seed alone.
-struct Draw {
-    seed: u64,
-    drawn: u64,
+fn between(draw: &mut Draw, (least, most): (u64, u64)) -> Duration {
+    Duration::from_millis(least + draw.below(most - least + 1))
 }
 
-impl Draw {
-    /// One of `0..limit`; `limit` is above 0 and small, so that the bias of `%` does not matter.
-    fn below(&mut self, limit: u64) -> u64 {
-        self.drawn += 1;
-        xxh3_64_with_seed(&self.drawn.to_le_bytes(), self.seed) % limit
+fn shuffled<T: Copy>(draw: &mut Draw, all: &[T]) -> Vec<T> {
+    let mut shuffled = all.to_vec();
+    for last in (1..shuffled.len()).rev() {
+        let other = draw.below(last as u64 + 1) as usize;
+        shuffled.swap(last, other);
     }
-
-    fn between(&mut self, least: u64, most: u64) -> Duration {
-        Duration::from_millis(least + self.below(most - least + 1))
-    }
-
-    fn shuffled<T: Copy>(&mut self, all: &[T]) -> Vec<T> {
-        let mut shuffled = all.to_vec();
-        for last in (1..shuffled.len()).rev() {
-            let other = self.below(last as u64 + 1) as usize;
-            shuffled.swap(last, other);
-        }
-        shuffled
-    }
+    shuffled
 }
 
 #[cfg(test)]
@@ -337,7 +323,7 @@ mod tests {
 
     #[test]
     fn the_seed_decides_the_order_of_the_kinds_and_each_comes_once_a_deck() {
-        let deck = |seed| Draw { seed, drawn: 0 }.shuffled(&Kind::ALL);
+        let deck = |seed| shuffled(&mut Draw::new(seed), &Kind::ALL);
         assert_eq!(deck(7), deck(7));
         assert_ne!(deck(7), deck(8));
         assert!(Kind::ALL.iter().all(|kind| deck(7).contains(kind)));

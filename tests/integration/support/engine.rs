@@ -1,6 +1,7 @@
 //! The engine as its users run it: the binary, a configuration file, signals, an exit code, an admin port.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -310,7 +311,8 @@ pub fn run_onceward_within(limit: Duration, arguments: &[&str], environment: &[(
 }
 
 fn onceward() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_onceward"));
+    // `scripts/test --long` names a release build.
+    let mut command = Command::new(env::var_os("ONCEWARD_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_onceward").into()));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
     command
 }

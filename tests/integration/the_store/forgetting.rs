@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use onceward::record::{NextOffset, SourceId};
+use onceward::retention::cleaner::look;
+use onceward::retention::memory::{Need, Own};
 use onceward::store::consumed_partitions::{Owned, advance, bump, remember, stands_at_the_end};
 use onceward::store::forgetting::{
     DayState, be_patient, day_tables, detach, drop_table, finish_detach, one_at_a_time, raise_floor, standings,
 };
-use onceward::store::retention::{database_time, day_of, ensure_days, first_id_of_day, floor};
-use onceward::store::{ErrorClass, Session, horizon_claims, processed_events};
+use onceward::store::retention::{database_time, day_of, ensure_days, first_id_of_day, floor, init_floor};
+use onceward::store::{ErrorClass, Session, Store, horizon_claims, migrate, processed_events};
 use uuid::Uuid;
 
 use super::{Db, GROUP, TOPIC, assert_class, claim, committed, id_of_day, ids, own, refused};
@@ -154,6 +156,41 @@ async fn up_to_when_a_partition_is_settled_only_grows_never_beyond_now_and_only_
     let standing = standings(&mut s).await.unwrap().remove(0);
     assert_eq!((standing.safe_ms, standing.remember_ms), (Some(capped + 7), Some(7)));
     assert_eq!(standing.remember_why.as_deref(), Some("a test"));
+}
+
+#[tokio::test]
+async fn a_database_whose_clock_is_ahead_forgets_nothing_for_it() {
+    let db = Db::empty().await;
+    migrate(&db.settings()).await.unwrap();
+    let ahead = |name| {
+        format!(
+            "CREATE FUNCTION ahead.{name}() RETURNS timestamptz LANGUAGE sql STABLE
+             AS $$SELECT pg_catalog.{name}() + interval '400 days'$$;"
+        )
+    };
+    let found_first =
+        format!("ALTER DATABASE {} SET search_path = ahead, pg_catalog, public", db.url.path().trim_start_matches('/'));
+    let clock = ["CREATE SCHEMA ahead;", &ahead("now"), &ahead("statement_timestamp"), &found_first].concat();
+    db.outsider().await.batch_execute(&clock).await.unwrap();
+
+    let store = Store::connect(&db.settings(), 1).unwrap();
+    let mut s = store.control.get().await.unwrap();
+    let wrong = database_time(&mut s).await.unwrap();
+    let real = |days| day_of(Uuid::now_v7()) + days;
+    let before = real(0);
+    assert!(wrong / 86_400_000 > real(300), "its clock is ahead");
+    let first = day_of(init_floor(&mut s, 86_400 * SECOND, None).await.unwrap());
+    assert!((before - 2..=real(-2)).contains(&first), "the first floor");
+
+    let (source, epoch) = own(&mut s, 0).await;
+    committed(&mut s, async |s| advance(s, source, epoch, NextOffset(1), None, Some(wrong)).await).await;
+    let safe = standings(&mut s).await.unwrap()[0].safe_ms.unwrap();
+    assert!((before..=real(0)).contains(&(safe / 86_400_000)), "a record of that future: settled up to now");
+
+    let need = Need { time: Some(86_400 * SECOND), why: "a test".to_owned() };
+    let cleaner = Own { group: GROUP.to_owned(), topic: TOPIC.to_owned(), partitions: 1, need };
+    let outlook = look(&mut s, &cleaner).await.unwrap();
+    assert!(outlook.floor_to_be().is_some_and(|floor| day_of(floor) <= real(-1)), "nothing that is still needed goes");
 }
 
 // CASES F02
