@@ -7,10 +7,11 @@
 
 use std::thread;
 
+use onceward::event::id::{DAY_MS, day_of, first_id_of_day};
 use onceward::lab::postgres;
 use onceward::retention::sweeper::sweep;
 use onceward::store::old_claims::Forgettable;
-use onceward::store::retention::{DAY_MS, day_of, ensure_days, first_id_of_day};
+use onceward::store::retention::ensure_days;
 use onceward::store::{Session, Store, forgetting, retention};
 use uuid::Uuid;
 

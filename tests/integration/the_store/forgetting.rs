@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use futures_util::future::join;
+use onceward::event::id::{day_of, first_id_of_day};
 use onceward::record::{NextOffset, SourceId};
 use onceward::store::consumed_partitions::{Owned, advance, bump, remember, stands_at_the_end};
 use onceward::store::forgetting::{
     DayState, be_patient, day_tables, detach, drop_table, finish_detach, one_at_a_time, raise_floor, standings,
 };
-use onceward::store::retention::{database_time, day_of, ensure_days, first_id_of_day, floor};
+use onceward::store::retention::{database_time, ensure_days, floor};
 use onceward::store::{ErrorClass, Session, horizon_claims, processed_events};
 use uuid::Uuid;
 
