@@ -240,7 +240,7 @@ fn say_start(config: &Config, floor: Uuid) {
         start = ?config.kafka.start,
         provider,
         amount = ?config.provider.amount,
-        retention_floor = %crate::retention::day_text(floor),
+        retention_floor = %crate::event::id::day_text(floor),
         partition_concurrency = config.pipeline.partition_concurrency,
         "onceward {}",
         env!("CARGO_PKG_VERSION")

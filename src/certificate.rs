@@ -11,11 +11,11 @@ mod condition;
 mod database;
 mod downstream;
 mod group;
+mod tables;
 mod topic;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::time::Duration;
 
 use serde_json::json;
 use tracing::warn;
@@ -245,17 +245,6 @@ const MARKDOWN_HEAD: &str = "# The certificate\n\n\
     than time.\n\n\
     | condition | holds when | weight | because |\n| --- | --- | --- | --- |\n";
 
-/// `7 d`, `14.5 d`, `36 h`, `90 s`: a length of time for people.
-fn span(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..120 => format!("{:.1} s", duration.as_secs_f64()),
-        120..7_200 => format!("{} min", seconds.div_ceil(60)),
-        7_200..172_800 => format!("{} h", seconds.div_ceil(3_600)),
-        _ => format!("{} d", seconds.div_ceil(86_400)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,12 +278,5 @@ mod tests {
             finding.json(),
             json!({ "condition": "schema", "verdict": "failed", "blocking": true, "found": "first second", "todo": "run `onceward migrate`" })
         );
-    }
-
-    #[test]
-    fn times_are_written_for_people() {
-        let seconds = |seconds| span(Duration::from_secs(seconds));
-        assert_eq!([seconds(5), seconds(600), seconds(86_400), seconds(7 * 86_400)], ["5.0 s", "10 min", "24 h", "7 d"]);
-        assert_eq!(seconds(7 * 86_400 + 1), "8 d", "never less than it is");
     }
 }

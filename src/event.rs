@@ -7,6 +7,7 @@
 //! Invariant: two payloads with the same meaning give the same id and the same digest, however they are spelled.
 
 mod decode;
+pub mod id;
 mod money;
 
 use std::fmt::Write as _;

@@ -28,6 +28,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod metrics;
+mod span;
 pub mod status;
 
 #[doc(hidden)]

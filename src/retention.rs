@@ -15,7 +15,6 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chrono::NaiveDate;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::{ClientConfig, Message, TopicPartitionList};
@@ -27,11 +26,12 @@ use self::cleaner::Cleaner;
 use self::memory::{Notes, Own};
 use crate::config::Config;
 use crate::crash::CrashPoint;
+use crate::event::id::day_of;
 use crate::handler::Handler;
 use crate::pipeline::client::Client;
 use crate::pipeline::dedup::Engine;
 use crate::store::processed_events::ClaimTable;
-use crate::store::retention::{self, day_of};
+use crate::store::retention;
 use crate::store::{DbError, Store};
 
 /// How often it is looked whether something is due.
@@ -136,19 +136,6 @@ impl Days {
     pub fn forget(&self) {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known::default();
     }
-}
-
-/// The milliseconds since 1970 with which a UUID v7 begins.
-#[must_use]
-pub fn unix_ms(id: Uuid) -> u64 {
-    (id.as_u128() >> 80) as u64
-}
-
-/// The day of an id, as `2026-11-30`.
-#[must_use]
-pub fn day_text(id: Uuid) -> String {
-    let day = i32::try_from(day_of(id)).ok().and_then(NaiveDate::from_epoch_days);
-    day.map_or_else(|| id.to_string(), |day| day.to_string())
 }
 
 /// The timestamp of the topic's oldest record in milliseconds since 1970, by reading the first record of each partition; `None` when

@@ -437,8 +437,9 @@ mod tests {
     fn long_ago(status: &Status) {
         let mut view = status.lock();
         let moment = Instant::now().checked_sub(Duration::from_secs(60)).expect("the machine runs for longer");
-        for known in [&mut view.polled, &mut view.no_room, &mut view.turned] {
-            *known = known.map(|_| moment);
+        let view = &mut *view;
+        for since in [&mut view.polled, &mut view.no_room, &mut view.turned] {
+            *since = since.map(|_| moment);
         }
         for known in view.partitions.values_mut() {
             known.progressed = moment;

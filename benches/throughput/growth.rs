@@ -9,10 +9,11 @@ use std::thread;
 use std::time::Instant;
 
 use chrono::Utc;
+use onceward::event::id::{DAY_MS, day_of, first_id_of_ms};
 use onceward::lab::postgres;
 use onceward::retention::sweeper::sweep;
 use onceward::store::old_claims::Forgettable;
-use onceward::store::retention::{DAY_MS, day_of, ensure_days};
+use onceward::store::retention::ensure_days;
 use onceward::store::{Session, Store, forgetting, retention};
 use uuid::Uuid;
 
@@ -182,7 +183,7 @@ fn delete_old(url: &str, rows: u64) -> Result<()> {
     with_store(url, async |s| {
         let oldest = (day_of(Uuid::now_v7()) - DAYS + 1) * DAY_MS;
         let before_ms = oldest + (step_ms(of_a_day(rows)) * EVENTS as f64) as i64;
-        let floor = uuid::Builder::from_unix_timestamp_millis(before_ms.unsigned_abs(), &[0; 10]).into_uuid();
+        let floor = first_id_of_ms(before_ms.unsigned_abs());
         forgetting::raise_floor(s, floor).await?;
         let may_go = Forgettable { floor, before_ms, groups: vec!["billing-order-confirmed".to_owned()] };
         let started = Instant::now();

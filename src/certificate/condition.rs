@@ -79,9 +79,12 @@ conditions! {
     Privileges = "privileges", Blocking,
         "our role may read and write its tables, and make days",
         "a right that is missing is met in the middle of a batch, after the charge";
+    ClaimColumns = "claim_columns", Blocking,
+        "`processed_event` has event_id (uuid), consumer_group (text, or varchar with room for our group's name) and processed_at (timestamptz); no other column must be given",
+        "a time without a zone is another moment in every session, so that claims go too early; and no event passes a claim that is refused";
     DedupKey = "dedup_key", Blocking,
-        "the key of `processed_event` is (event_id, consumer_group), on every day, without the time; event_id alone where one group has claims",
-        "with the time in it the same id is taken twice; without the group one group's claims are another's duplicates";
+        "the key of `processed_event` is (event_id, consumer_group), on every day, without the time; event_id alone where one group has claims. It is one plain table, or partitioned by RANGE (event_id)",
+        "with the time in it the same id is taken twice; without the group one group's claims are another's duplicates; of other parts no day can be made or dropped";
     DefaultPartition = "default_partition", Blocking,
         "`processed_event` has no DEFAULT partition",
         "it would take the ids of days that are forgotten, so that they are new again";
@@ -158,7 +161,7 @@ conditions! {
         "every partition can begin where the group stands: nothing unsettled is gone, nothing lies beyond the log's end",
         "the partition stops, or records the gap";
     Witness = "witness", Advisory,
-        "the last settled record of every partition is still the same: the topic was not made anew",
+        "the last settled record of every partition, as far as it is still in the log, is the same: the topic was not made anew. Where none is left to compare, it is not asked",
         "the owner looks at every start, and stops that partition";
     Provider = "provider", Advisory,
         "the provider answers, whatever it says; no charge is made",
@@ -167,7 +170,7 @@ conditions! {
         "`provider.url` is `https`, or of this machine",
         "amounts and token could be read on the way; nothing is charged twice by it";
     BatchTime = "batch_time", Advisory,
-        "of the engine that runs here (`admin.listen`), 99 of 100 batches end within `pipeline.drain_ms`",
+        "of the engine that runs here (`admin.listen`), 99 of 100 batches surely end within `pipeline.drain_ms`: what 499 of 500 need at most in each of the five stages is less in sum",
         "a batch that is cut off runs again, and its answers are kept";
 }
 

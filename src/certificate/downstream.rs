@@ -4,16 +4,16 @@
 //!
 //! Invariant: an engine counts only if it says itself that it serves this group and topic.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use url::{Host, Url};
 
-use super::{Answers, Condition, span};
+use super::{Answers, Condition};
 use crate::config::{Config, ProviderKind};
 use crate::provider::Client;
+use crate::span;
 
 /// For both questions to an engine: it is on this machine, or it is not there.
 const ADMIN: Duration = Duration::from_secs(2);
@@ -94,24 +94,27 @@ fn is_of_this_machine(url: &Url) -> bool {
     }
 }
 
-/// The sum of what 99 of 100 batches need at most in each stage: never less than what 99 of 100 need in all.
+/// Nobody measures the whole. But if one batch in 500 is slower than a bound in one of five stages, then five in 500 are slower than the
+/// sum of the bounds at most, whichever they are: 99 of 100 need no longer. (The sum of what 99 of 100 need in each stage tells nothing:
+/// the slow ones may be others in each.)
 fn batch_time(metrics: &str, drain: Duration, answers: &mut Answers) {
     let condition = Condition::BatchTime;
     let batches = samples(metrics, "commit").last().map_or(0, |(_, count)| *count);
     if batches < ENOUGH_BATCHES {
         return answers.does_not_apply(condition, format_args!("{batches} batches so far: too few to tell"));
     }
-    let longest = STAGES.iter().map(|stage| p99(&samples(metrics, stage))).sum::<f64>();
-    if longest.is_finite() && Duration::from_secs_f64(longest) < drain {
-        let longest = span(Duration::from_secs_f64(longest));
-        answers.holds(condition, format_args!("{longest} at most, pipeline.drain_ms is {}", span(drain)));
+    let slower = batches / (100 * STAGES.len() as u64);
+    let longest = STAGES.iter().map(|stage| bound(&samples(metrics, stage), slower)).sum::<f64>();
+    // Beyond the last bound nothing is known.
+    let longest = Duration::try_from_secs_f64(longest).ok();
+    let at_most = longest.map_or_else(|| "more than 30 s".to_owned(), |longest| format!("{} at most", span::in_words(longest)));
+    let found = format!("99 of 100 batches need {at_most}, pipeline.drain_ms is {}", span::in_words(drain));
+    if longest.is_some_and(|longest| longest < drain) {
+        answers.holds(condition, found);
     } else {
-        let mut found = "99 of 100 batches take up to ".to_owned();
-        // Writing to a String cannot fail.
-        let _ = if longest.is_finite() { write!(found, "{longest:.1} s") } else { write!(found, "more than 30 s") };
         let todo =
             "set pipeline.drain_ms higher or pipeline.batch_max lower, and look at onceward_stage_seconds for the slow stage";
-        answers.fails(condition, format_args!("{found}, pipeline.drain_ms is {}", span(drain)), todo);
+        answers.fails(condition, found, todo);
     }
 }
 
@@ -127,10 +130,10 @@ fn samples(metrics: &str, stage: &str) -> Vec<(f64, u64)> {
     metrics.lines().filter_map(sample).collect()
 }
 
-fn p99(samples: &[(f64, u64)]) -> f64 {
+/// All but so many batches were within it.
+fn bound(samples: &[(f64, u64)], but: u64) -> f64 {
     let all = samples.last().map_or(0, |(_, count)| *count);
-    let enough = (all * 99).div_ceil(100);
-    samples.iter().find(|(_, count)| *count >= enough).map_or(0.0, |(bound, _)| *bound)
+    samples.iter().find(|(_, count)| count + but >= all).map_or(0.0, |(bound, _)| *bound)
 }
 
 #[cfg(test)]
@@ -138,9 +141,9 @@ mod tests {
     use super::super::Verdict;
     use super::*;
 
-    fn metrics(slow: u64) -> String {
-        let stage = |stage: &str| {
-            let slow = if stage == "apply" { slow } else { 0 };
+    /// Of 1000 batches: how many need 10 s in each stage; all others need 0.1 s there.
+    fn metrics(slow: [u64; 5]) -> String {
+        let stage = |(stage, slow): (&str, u64)| {
             format!(
                 "onceward_stage_seconds_bucket{{stage=\"{stage}\",le=\"0.1\"}} {}\n\
                  onceward_stage_seconds_bucket{{stage=\"{stage}\",le=\"10\"}} 1000\n\
@@ -148,7 +151,7 @@ mod tests {
                 1_000 - slow
             )
         };
-        STAGES.map(stage).concat()
+        STAGES.into_iter().zip(slow).map(stage).collect()
     }
 
     fn verdict(metrics: &str, drain_ms: u64) -> Verdict {
@@ -158,11 +161,16 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_of_a_hundred_batches_may_be_slower_than_a_drain_and_no_more() {
-        assert_eq!(verdict(&metrics(10), 5_000), Verdict::Ok);
-        assert_eq!(verdict(&metrics(11), 5_000), Verdict::Failed);
-        assert_eq!(verdict(&metrics(11), 15_000), Verdict::Ok);
-        assert_eq!(verdict(&metrics(0), 400), Verdict::Failed, "five stages of 0.1 s each");
+    fn a_batch_that_is_slow_in_any_stage_counts_as_a_slow_one() {
+        let slow_to_apply = |batches| metrics([0, 0, batches, 0, 0]);
+        assert_eq!(verdict(&slow_to_apply(2), 5_000), Verdict::Ok);
+        assert_eq!(verdict(&slow_to_apply(11), 5_000), Verdict::Failed);
+        assert_eq!(verdict(&slow_to_apply(11), 15_000), Verdict::Ok);
+        assert_eq!(verdict(&slow_to_apply(0), 400), Verdict::Failed, "five stages of 0.1 s each");
+        // In each stage 99 of 100 are fast, and of all batches five in 100 may be slow.
+        assert_eq!(verdict(&metrics([10; 5]), 5_000), Verdict::Failed);
+        assert_eq!(verdict(&metrics([2; 5]), 5_000), Verdict::Ok, "ten slow ones are one in 100");
+        assert_eq!(verdict(&metrics([0, 0, 1_000, 0, 0]).replace("le=\"10\"} 1000", "le=\"10\"} 0"), 60_000), Verdict::Failed);
         assert_eq!(verdict("", 5_000), Verdict::DoesNotApply);
     }
 

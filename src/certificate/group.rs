@@ -7,12 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use super::broker::{Facts, Group, Member};
+use super::broker::{Asked, Facts, Group, Member};
 use super::{Answers, Condition, topic};
 use crate::config::{Assignor, Config};
+use crate::pipeline::broker::Log;
 use crate::pipeline::settings::{Settings, value};
 use crate::pipeline::start::{self, Known};
-use crate::record::Skips;
+use crate::record::{RecordDigest, Skips};
 use crate::store::conditions::{self, Frontier};
 use crate::store::{Session, retention, skips};
 
@@ -201,7 +202,7 @@ async fn positions(config: &Config, facts: &Facts, s: &mut Session, answers: &mu
         start::resolve(&known).err().map(|refusal| format!("partition {partition}: {refusal}"))
     });
     judge_all(Condition::Start, refused, "every partition can begin", "its owner stops it until then", answers);
-    witnesses(facts, before, answers);
+    witnesses(&facts.witnesses, logs, before, answers);
 }
 
 fn judge_all(condition: Condition, wrong: impl Iterator<Item = String>, right: &str, todo: &str, answers: &mut Answers) {
@@ -213,19 +214,43 @@ fn judge_all(condition: Condition, wrong: impl Iterator<Item = String>, right: &
     }
 }
 
-fn witnesses(facts: &Facts, before: &[Frontier], answers: &mut Answers) {
-    let found = match &facts.witnesses {
+/// One partition that has its record speaks for the topic, which is made anew as a whole; those that cannot be compared are told beside it.
+fn witnesses(found: &Asked<BTreeMap<i32, RecordDigest>>, logs: &BTreeMap<i32, Log>, before: &[Frontier], answers: &mut Answers) {
+    let condition = Condition::Witness;
+    let found = match found {
         Ok(found) => found,
-        Err(why) => return answers.not_asked(Condition::Witness, why),
+        Err(why) => return answers.not_asked(condition, why),
     };
-    let others = before.iter().filter_map(|frontier| {
-        let (next, digest) = (frontier.next_offset?, frontier.last_record_digest?);
-        let there = found.get(&frontier.partition)?;
-        (*there != digest).then(|| format!("partition {}: the record at {} is another one", frontier.partition, next.0 - 1))
-    });
-    let todo = "the topic was made anew or truncated: find out what is missing, then `onceward offsets skip`, or use another group";
-    let right = format!("{} partitions have the record that was settled last", found.len());
-    judge_all(Condition::Witness, others, &right, todo, answers);
+    let (mut same, mut others, mut gone) = (0, Vec::new(), Vec::new());
+    for frontier in before {
+        let partition = frontier.partition;
+        let (Some(next), Some(digest), Some(log)) = (frontier.next_offset, frontier.last_record_digest, logs.get(&partition))
+        else {
+            continue;
+        };
+        let place = next.0 - 1;
+        match found.get(&partition) {
+            Some(there) if *there == digest => same += 1,
+            Some(_) => others.push(format!("partition {partition}: the record at {place} is another one")),
+            // That is said by the line `start`.
+            None if next > log.end => {}
+            None => gone.push(format!("partition {partition}: the record at {place} is gone from the log")),
+        }
+    }
+    match (others.is_empty(), same, gone.is_empty()) {
+        (false, ..) => answers.fails(
+            condition,
+            others.join("; "),
+            "the topic was made anew or truncated: find out what is missing, then `onceward offsets skip`, or use another group",
+        ),
+        (true, 0, true) => answers.does_not_apply(condition, "no partition has a settled record in its log yet"),
+        (true, 0, false) => answers.not_asked(condition, format_args!("there is nothing left to compare: {}", gone.join("; "))),
+        (true, _, true) => answers.holds(condition, format_args!("{same} partitions have the record that was settled last")),
+        (true, ..) => answers.holds(
+            condition,
+            format_args!("{same} partitions have the record that was settled last; not compared: {}", gone.join("; ")),
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -233,6 +258,7 @@ mod tests {
     use super::super::{Finding, Verdict};
     use super::*;
     use crate::config::KafkaConfig;
+    use crate::record::{NextOffset, Offset};
 
     fn config(instance_id: &str) -> Config {
         let kafka = KafkaConfig { topic: "orders".to_owned(), instance_id: instance_id.to_owned(), ..KafkaConfig::default() };
@@ -279,6 +305,51 @@ mod tests {
         assert_eq!(named(id, true), Verdict::Ok, "it is the engine of this very configuration");
         assert_eq!(named("teller-1-1-5f0c9a1e-8a3c-4b3e-9d3e-2f1d7c1a0b11", false), Verdict::Ok, "teller-1-1 is another");
         assert_eq!(judged(&config(""), &Group::default(), false)[1].verdict, Verdict::DoesNotApply);
+    }
+
+    /// Each partition: its next offset and the digest before it, the log, and the digest that is found there.
+    type Place = (i64, Option<i64>, (i64, i64), Option<i64>);
+
+    fn witness(places: &[Place]) -> (Verdict, String) {
+        let number = |index: usize| i32::try_from(index).unwrap();
+        let frontier = |(index, (next, digest, ..)): (usize, &Place)| Frontier {
+            partition: number(index),
+            next_offset: Some(NextOffset(*next)),
+            last_record_digest: digest.map(RecordDigest),
+        };
+        let log = |(index, (.., (first, end), _)): (usize, &Place)| {
+            (number(index), Log { committed: None, set_by_others: false, first: Offset(*first), end: NextOffset(*end) })
+        };
+        let digest = |(index, (.., found)): (usize, &Place)| Some((number(index), RecordDigest((*found)?)));
+        let frontiers: Vec<_> = places.iter().enumerate().map(frontier).collect();
+        let logs = places.iter().enumerate().map(log).collect();
+        let found = Ok(places.iter().enumerate().filter_map(digest).collect());
+        let mut answers = Answers::default();
+        witnesses(&found, &logs, &frontiers, &mut answers);
+        let finding = answers.0.remove(&Condition::Witness).expect("an answer");
+        assert_eq!(finding.is_fine(), [Verdict::Ok, Verdict::DoesNotApply].contains(&finding.verdict));
+        (finding.verdict, finding.found)
+    }
+
+    // CASES B11
+    #[test]
+    fn a_topic_is_the_same_only_if_a_record_says_so() {
+        const SAME: Place = (5, Some(7), (0, 9), Some(7));
+        const OTHER: Place = (5, Some(7), (0, 9), Some(8));
+        const GONE: Place = (5, Some(7), (5, 9), None);
+        const WITHOUT: Place = (5, None, (0, 9), None);
+        const TOO_SHORT: Place = (5, Some(7), (0, 3), None);
+        assert_eq!(witness(&[SAME, SAME]), (Verdict::Ok, "2 partitions have the record that was settled last".to_owned()));
+        assert_eq!(witness(&[SAME, OTHER, GONE]).0, Verdict::Failed);
+        let (verdict, found) = witness(&[SAME, GONE, WITHOUT]);
+        assert_eq!(verdict, Verdict::Ok);
+        assert!(found.contains("not compared: partition 1: the record at 4 is gone"), "{found}");
+        let (verdict, found) = witness(&[GONE, WITHOUT]);
+        assert_eq!(verdict, Verdict::NotAsked, "nobody knows");
+        assert!(found.contains("partition 0: the record at 4 is gone"), "{found}");
+        assert_eq!(witness(&[WITHOUT]).0, Verdict::DoesNotApply, "no record was settled here yet");
+        assert_eq!(witness(&[]).0, Verdict::DoesNotApply, "the first start of a group");
+        assert_eq!(witness(&[TOO_SHORT]).0, Verdict::DoesNotApply, "`start` fails then");
     }
 
     #[test]

@@ -8,12 +8,12 @@ use std::cmp::Ordering;
 use std::time::Duration;
 
 use super::broker::{Asked, Facts};
-use super::{Answers, Condition, span};
+use super::{Answers, Condition};
 use crate::config::{Assignor, Config};
+use crate::event::id::{DAY_MS, day_text, first_id_of_day, unix_ms};
 use crate::pipeline::settings::{Settings, value};
 use crate::retention::memory::need;
-use crate::retention::{day_text, unix_ms};
-use crate::store::retention::first_id_of_day;
+use crate::span;
 
 /// What librdkafka takes in one answer, unless told otherwise; and what it needs of that for itself.
 const RECEIVE: u64 = 100_000_000;
@@ -103,7 +103,8 @@ fn offsets_retention(config: &Config, topic: &Settings, broker: &Settings) -> As
     let readable: i64 = number(topic, "retention.ms")?;
     let readable = u64::try_from(readable).map_or(Duration::MAX, Duration::from_millis);
     let needed = readable.min(need(config, || Ok(topic.clone()))?.time.unwrap_or(config.retention.retention));
-    let found = format!("offsets of a stopped group are kept for {}, records or ids for {}", span(theirs), span(needed));
+    let (kept, wanted) = (span::in_words(theirs), span::in_words(needed));
+    let found = format!("offsets of a stopped group are kept for {kept}, records or ids for {wanted}");
     let todo = format!("set the broker's offsets.retention.minutes to {} or more", needed.as_secs().div_ceil(60));
     Ok(if theirs >= needed { Ok(found) } else { Err((found, todo)) })
 }
@@ -163,13 +164,13 @@ pub(super) fn judge_oldest_record(floor: Asked<Option<uuid::Uuid>>, oldest_ms: &
             answers.does_not_apply(condition, "there is no floor yet: the first `run` puts it below all records")
         }
         (Ok(Some(floor)), Ok(Some(oldest))) => {
-            let day = first_id_of_day(oldest.div_euclid(86_400_000));
+            let day = first_id_of_day(oldest.div_euclid(DAY_MS));
             let found = format!("the oldest record is of {}, the floor of {}", day_text(day), day_text(floor));
-            let below = unix_ms(floor).saturating_sub(u64::try_from(*oldest).unwrap_or_default());
+            let below = u64::try_from(unix_ms(floor) - (*oldest).max(0)).unwrap_or_default();
             if below == 0 {
                 answers.holds(condition, found);
             } else {
-                let below = span(Duration::from_millis(below));
+                let below = span::in_words(Duration::from_millis(below));
                 let todo = format!(
                     "a group that begins there has {below} of records held as beyond_horizon: skip them, or decide with `onceward held`"
                 );
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn the_oldest_record_is_compared_with_the_floor_to_the_millisecond() {
         let floor = first_id_of_day(20_000);
-        let at = i64::try_from(unix_ms(floor)).unwrap();
+        let at = unix_ms(floor);
         let of =
             |floor: Option<Uuid>, oldest: Option<i64>| verdicts(|answers| judge_oldest_record(Ok(floor), &Ok(oldest), answers))[0];
         assert_eq!(of(Some(floor), Some(at)), Verdict::Ok);

@@ -12,8 +12,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use crate::config::Config;
+use crate::event::id::day_text;
 use crate::retention::cleaner::{self, Outlook, Report};
-use crate::retention::day_text;
 use crate::retention::memory::Own;
 use crate::retention::plan::{Limit, moment};
 use crate::retention::sweeper::CREATE_INDEX;

@@ -11,11 +11,11 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use crate::event::Money;
+use crate::event::id::unix_ms;
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection, Trace};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
 use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips, SourceId};
-use crate::retention::unix_ms;
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::processed_events::{ClaimRow, Seen};
@@ -184,7 +184,7 @@ impl<'a, E: Event> Batch<'a, E> {
                 Fate::Duplicate { same_record: (claim.source, claim.offset) == (Some(source), Some(item.record.offset)) }
             } else if *trace == Trace::Applied || settled.contains(&id) {
                 // Which record it was is not remembered; one that is as old as the event is taken for it.
-                let made = item.record.timestamp_ms.and_then(|ms| u64::try_from(ms).ok());
+                let made = item.record.timestamp_ms.filter(|ms| *ms >= 0);
                 Fate::Duplicate { same_record: made.is_some_and(|ms| ms < unix_ms(floor)) }
             } else {
                 Fate::Held(Hold::unclaimed(HeldReason::BeyondHorizon, FORGOTTEN.to_owned()))
@@ -407,8 +407,9 @@ pub(super) const OTHER_CONTENT: &str = "this id was applied with another content
 
 /// Whether an id's time lies further ahead than clocks may differ.
 pub(super) fn is_future(id: Uuid, now: SystemTime, skew: Duration) -> bool {
-    let latest = (now + skew).duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis());
-    u128::from(unix_ms(id)) > latest
+    let latest =
+        (now + skew).duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
+    unix_ms(id) > latest
 }
 
 /// Decodes under a guard: a panic is this record's fault and nobody else's.
@@ -682,7 +683,7 @@ mod tests {
             let claimed = decoded(&window).take_claimed(&doubt);
             claimed.iter().map(Claimed::is_in_doubt).collect::<Vec<_>>()
         };
-        let ms = i64::try_from(unix_ms(id(1))).unwrap();
+        let ms = unix_ms(id(1));
         assert_eq!(doubted(Doubt::default()), [false; 3]);
         assert_eq!(doubted(Doubt { offset: Some(NextOffset(2)), before_ms: None }), [true, true, false]);
         assert_eq!(doubted(Doubt { offset: None, before_ms: Some(ms) }), [true; 3]);

@@ -15,9 +15,10 @@ use uuid::Uuid;
 
 use super::memory::Own;
 use super::plan::{Limit, Plan};
-use super::{Once, day_text, sweeper, unix_ms};
+use super::{Once, sweeper};
 use crate::config::Config;
 use crate::crash::CrashPoint;
+use crate::event::id::{day_text, unix_ms};
 use crate::metrics;
 use crate::store::forgetting::{self, DayState, DayTable};
 use crate::store::old_claims::{self, Forgettable, PlainTable};
@@ -139,7 +140,7 @@ impl Outlook {
         self.plain?;
         // The floor may be older than what somebody has said since: all of them must allow it.
         let floor = self.floor_to_be()?.min(self.plan.floor()?);
-        let before_ms = i64::try_from(unix_ms(floor)).ok()?;
+        let before_ms = unix_ms(floor);
         Some(Forgettable { floor, before_ms, groups: self.groups.iter().cloned().collect() })
     }
 

@@ -18,6 +18,7 @@ use crate::pipeline::client::Client;
 use crate::pipeline::dedup::Engine;
 use crate::pipeline::settings::{Admin, Settings, value};
 use crate::record::Epoch;
+use crate::span;
 use crate::store::consumed_partitions::{self, Owned};
 use crate::store::{DbError, retention};
 
@@ -180,7 +181,7 @@ fn longest(config: &Config, redelivery: Need) -> Need {
 }
 
 fn known(time: Duration, why: &str) -> Need {
-    Need { time: Some(time), why: format!("{} ({why})", days(time)) }
+    Need { time: Some(time), why: format!("{} ({why})", span::in_words(time)) }
 }
 
 /// How many partitions the topic has, and how long its ids are needed. Blocks.
@@ -215,16 +216,7 @@ fn redelivery(topic: &str, settings: &Settings) -> Result<Need, String> {
     let Ok(kept) = u64::try_from(kept) else { return Ok(for_ever("retention.ms=-1")) };
     let [segment, delay] = [segment, delay].map(|part| u64::try_from(part).unwrap_or_default());
     let sum = Duration::from_millis(kept.saturating_add(segment).saturating_add(delay));
-    Ok(Need { time: Some(sum), why: format!("{} ({} of topic {topic})", days(sum), parts.join(" + ")) })
-}
-
-/// `7 d`, `36 h`, `90 s`: whole units.
-fn days(time: Duration) -> String {
-    match time.as_secs() {
-        seconds if seconds >= 2 * 86_400 => format!("{} d", seconds / 86_400),
-        seconds if seconds >= 2 * 3_600 => format!("{} h", seconds / 3_600),
-        seconds => format!("{seconds} s"),
-    }
+    Ok(Need { time: Some(sum), why: format!("{} ({} of topic {topic})", span::in_words(sum), parts.join(" + ")) })
 }
 
 #[cfg(test)]

@@ -13,9 +13,8 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::memory::Own;
-use super::unix_ms;
+use crate::event::id::{DAY_MS, first_id_of_day, unix_ms};
 use crate::store::forgetting::Standing;
-use crate::store::retention::{DAY_MS, first_id_of_day};
 
 /// An event can be older than its record says, and records come in no strict order of time: so much older than what a partition has
 /// settled is kept.
@@ -96,7 +95,7 @@ impl Plan {
 
     /// Who keeps a day that ends with this id, the strictest first.
     pub fn keepers(&self, end: Uuid) -> impl Iterator<Item = &Limit> {
-        let end_ms = i64::try_from(unix_ms(end)).unwrap_or(i64::MAX);
+        let end_ms = unix_ms(end);
         self.limits.iter().filter(move |limit| limit.keeps_from_ms.is_none_or(|from| from < end_ms))
     }
 
@@ -182,7 +181,7 @@ mod tests {
     }
 
     fn floor_day(own: &Own, standings: &[Standing]) -> Option<i64> {
-        Plan::new(NOON, own, standings).floor().map(crate::store::retention::day_of)
+        Plan::new(NOON, own, standings).floor().map(crate::event::id::day_of)
     }
 
     #[test]

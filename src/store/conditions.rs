@@ -43,10 +43,23 @@ pub struct Relation {
     pub logged: bool,
     /// Policies decide what we see of it.
     pub row_security: bool,
-    /// The columns by which it is partitioned.
-    pub partitioned_by: Vec<String>,
+    /// How it is partitioned, such as `RANGE (event_id)`.
+    pub partitioned_by: Option<String>,
     /// The name of its DEFAULT partition.
     pub default_partition: Option<String>,
+}
+
+/// A column of the table of claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Its name, quoted where SQL wants that.
+    pub name: String,
+    /// Its type without a modifier, as the server writes it: `character varying`.
+    pub kind: String,
+    /// How many characters it takes, where that is limited.
+    pub most_chars: Option<i32>,
+    /// A row that leaves it out is refused.
+    pub must_be_given: bool,
 }
 
 /// A unique index, or an exclusion constraint.
@@ -117,7 +130,7 @@ pub async fn settings(s: &mut Session) -> Result<Settings, DbError> {
 /// # Errors
 /// The statement failed.
 pub async fn relations(s: &mut Session) -> Result<Vec<Relation>, DbError> {
-    type Row = (String, bool, String, bool, bool, Vec<String>, Option<String>);
+    type Row = (String, bool, String, bool, bool, Option<String>, Option<String>);
     let relation = |(name, holds_claims, kind, logged, row_security, partitioned_by, default_partition): Row| Relation {
         name,
         holds_claims,
@@ -128,6 +141,16 @@ pub async fn relations(s: &mut Session) -> Result<Vec<Relation>, DbError> {
         default_partition,
     };
     s.within("relations", async |s| Ok(s.rows("relations", Relations {}).await?.into_iter().map(relation).collect())).await
+}
+
+/// The columns of the table of claims, in their order.
+///
+/// # Errors
+/// The statement failed.
+pub async fn claim_columns(s: &mut Session) -> Result<Vec<Column>, DbError> {
+    type Row = (String, String, Option<i32>, bool);
+    let column = |(name, kind, most_chars, must_be_given): Row| Column { name, kind, most_chars, must_be_given };
+    s.within("claim_columns", async |s| Ok(s.rows("claim_columns", ClaimColumns {}).await?.into_iter().map(column).collect())).await
 }
 
 /// The unique indexes of the tables of claims, and of `payment`.
@@ -224,14 +247,24 @@ statement! {
 }
 
 statement! {
-    Relations {} -> (Text, Bool, Text, Bool, Bool, Array<Text>, Nullable<Text>) {
+    Relations {} -> (Text, Bool, Text, Bool, Bool, Nullable<Text>, Nullable<Text>) {
         ours!(
             "SELECT c.relname::text, holds_claims, c.relkind::text, c.relpersistence = 'p', row_security_active(c.oid),
-                    ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY(p.partattrs::int2[])),
+                    pg_get_partkeydef(c.oid),
                     (SELECT d.relname::text FROM pg_class d WHERE d.oid = p.partdefid)
              FROM ours JOIN pg_class c USING (oid) LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid
              ORDER BY holds_claims DESC, c.relname"
         )
+    }
+}
+
+statement! {
+    ClaimColumns {} -> (Text, Text, Nullable<Integer>, Bool) {
+        "SELECT quote_ident(attname), format_type(atttypid, NULL),
+                CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END,
+                attnotnull AND NOT atthasdef AND attidentity = ''
+         FROM pg_attribute WHERE attrelid = to_regclass('processed_event') AND attnum > 0 AND NOT attisdropped
+         ORDER BY attnum"
     }
 }
 

@@ -15,6 +15,7 @@ use super::schema::consumed_partition;
 use super::session::TimeLimits;
 use super::statement::statement;
 use super::{DbError, Session, our_time};
+use crate::event::id::unix_ms;
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 
 /// What the new owner of a partition finds.
@@ -212,9 +213,7 @@ impl Doubt {
     /// Whether it may have been charged, provided that nothing is known of it.
     #[must_use]
     pub fn covers(&self, event_id: Uuid, offset: Offset) -> bool {
-        // A UUID v7 begins with its millisecond, in 48 bits.
-        let id_ms = i64::try_from(event_id.as_u128() >> 80).unwrap_or(i64::MAX);
-        self.offset.is_some_and(|below| offset.0 < below.0) || self.before_ms.is_some_and(|before| id_ms <= before)
+        self.offset.is_some_and(|below| offset.0 < below.0) || self.before_ms.is_some_and(|before| unix_ms(event_id) <= before)
     }
 }
 

@@ -11,10 +11,10 @@ use chrono::NaiveDate;
 use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
-use super::retention::first_id_of_day;
 use super::session::TimeLimits;
 use super::statement::statement;
 use super::{DbError, Session};
+use crate::event::id::first_id_of_day;
 
 /// The table of one day.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -119,7 +119,8 @@ pub(super) fn claim_text() -> String {
     super::statement::text(&Claim { group: "", source: 0, event_ids: vec![], digests: vec![], offsets: vec![] })
 }
 
-// Sorted, so that two sessions which claim the same ids wait for each other in one order and never in a circle.
+// Sorted, so that two sessions which claim the same ids wait for each other in one order and never in a circle. The time is written here,
+// because the table of another service may leave it to its program.
 macro_rules! claims {
     ($name:ident, $key:literal) => {
         statement! {
@@ -128,8 +129,8 @@ macro_rules! claims {
                 event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt>, offsets: Vec<i64> => Array<BigInt>,
             } -> SqlUuid {
                 concat!(
-                    "INSERT INTO processed_event (event_id, consumer_group, source_id, event_digest, source_offset)
-         SELECT event_id, :group, :source, digest, source_offset
+                    "INSERT INTO processed_event (event_id, consumer_group, processed_at, source_id, event_digest, source_offset)
+         SELECT event_id, :group, now(), :source, digest, source_offset
          FROM unnest(:event_ids, :digests, :offsets) AS new (event_id, digest, source_offset)
          ORDER BY event_id
          ON CONFLICT ", $key, " DO NOTHING
@@ -140,7 +141,6 @@ macro_rules! claims {
     };
 }
 
-// The time is written here, because the table of another service may leave it to its program.
 macro_rules! plain_claims {
     ($name:ident, $key:literal) => {
         statement! {

@@ -17,26 +17,7 @@ use super::processed_events::ClaimTable;
 use super::schema::retention;
 use super::statement::statement;
 use super::{DbError, Session, milliseconds, our_time};
-
-/// Milliseconds of a day.
-pub const DAY_MS: i64 = 24 * 60 * 60 * 1000;
-
-/// The day of a UUID v7, counted from 1970-01-01 (UTC).
-#[must_use]
-pub fn day_of(id: Uuid) -> i64 {
-    let [a, b, c, d, e, f, ..] = *id.as_bytes();
-    i64::from_be_bytes([0, 0, a, b, c, d, e, f]) / DAY_MS
-}
-
-/// The lowest UUID v7 of a day; of 1970-01-01 for any day before.
-#[must_use]
-pub fn first_id_of_day(day: i64) -> Uuid {
-    first_id_of_ms(u64::try_from(day.saturating_mul(DAY_MS)).unwrap_or_default())
-}
-
-fn first_id_of_ms(milliseconds: u64) -> Uuid {
-    uuid::Builder::from_unix_timestamp_millis(milliseconds, &[0; 10]).into_uuid()
-}
+use crate::event::id::{DAY_MS, first_id_of_day, first_id_of_ms, unix_ms};
 
 /// What there is of the table of claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +43,7 @@ impl Kept {
     /// How old an id is, in milliseconds.
     #[must_use]
     pub fn age_ms(&self, id: Uuid) -> i64 {
-        self.now_ms - i64::try_from(id.as_u128() >> 80).unwrap_or(i64::MAX)
+        self.now_ms - unix_ms(id)
     }
 }
 
@@ -198,24 +179,5 @@ statement! {
                regexp_match(pg_get_expr(day.relpartbound, day.oid), $$FROM \('([^']+)'\) TO \('([^']+)'\)$$) AS bounds
           WHERE inhparent = 'processed_event'::regclass AND NOT inhdetachpending AND bounds IS NOT NULL
           ORDER BY 1"
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_day_begins_with_its_lowest_id_and_ends_where_the_next_begins() {
-        for day in [0, 1, 20_000, 50_000] {
-            let (first, next) = (first_id_of_day(day), first_id_of_day(day + 1));
-            assert_eq!((first.get_version_num(), day_of(first)), (7, day));
-            let last =
-                uuid::Builder::from_unix_timestamp_millis(u64::try_from((day + 1) * DAY_MS - 1).expect("positive"), &[255; 10]);
-            let last = last.into_uuid();
-            assert!(first < last && last < next && day_of(last) == day);
-        }
-        assert_eq!(first_id_of_day(20_000).to_string(), "019254d3-8000-7000-8000-000000000000");
-        assert_eq!(first_id_of_day(-1), first_id_of_day(0));
     }
 }

@@ -9,9 +9,9 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::time::{Duration, Instant};
 
 use onceward::crash::CrashPoint;
+use onceward::event::id::{day_of, first_id_of_day};
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Rule};
-use onceward::store::retention::{day_of, first_id_of_day};
 use uuid::Uuid;
 
 use crate::support::{Engine, EngineBuilder, Order, World, assert_the_books_agree, eventually, eventually_equal, times};

@@ -6,12 +6,12 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Output;
 
 use onceward::crash::CrashPoint;
+use onceward::event::id::DAY_MS;
 use onceward::lab::process::Signal;
 use serde_json::Value;
 
 use crate::support::{EngineBuilder, Order, World, assert_charged_once, eventually, eventually_equal, start_without_cleaning};
 
-const DAY_MS: i64 = 86_400_000;
 const KILLED: i32 = 9;
 /// As the rule has it (R-KFK-IDEM-2).
 const BY_ID: &str = "CREATE TABLE processed_event (
@@ -126,6 +126,47 @@ fn a_table_keyed_by_the_id_alone_serves_no_second_group_until_its_key_is_changed
     let _running = engine(&world).start();
     all_settled(&world);
     assert_charged_once(&world.provider, &[order]);
+}
+
+/// What the service writes and we do not, or in a way that we do not: said before anything is read, with what mends it.
+#[test]
+fn a_table_that_takes_no_claim_of_ours_is_refused_with_the_alter_that_it_needs() {
+    const KEY: &str = "PRIMARY KEY (event_id, consumer_group)); CREATE INDEX ON processed_event (processed_at)";
+    for (columns, alter) in [
+        (
+            "event_id text, consumer_group text, processed_at timestamptz DEFAULT now()",
+            "ALTER event_id TYPE uuid USING event_id::uuid",
+        ),
+        (
+            "event_id uuid, consumer_group varchar(10), processed_at timestamptz NOT NULL",
+            "ALTER consumer_group TYPE text USING consumer_group::text",
+        ),
+        (
+            "event_id uuid, consumer_group text, processed_at timestamp NOT NULL DEFAULT now()",
+            "ALTER processed_at TYPE timestamptz USING processed_at AT TIME ZONE 'UTC'",
+        ),
+        (
+            "event_id uuid, consumer_group text, processed_at timestamptz NOT NULL, id uuid NOT NULL, \"Tenant\" text NOT NULL",
+            "ALTER id SET DEFAULT gen_random_uuid(), ALTER \"Tenant\" DROP NOT NULL",
+        ),
+    ] {
+        let world = world(&format!("CREATE TABLE processed_event ({columns}, {KEY}"), &[]);
+        let order = Order::new();
+        world.topic.send([order.message(), order.message()]);
+        let alter = format!("ALTER TABLE processed_event {alter}");
+        let refused = engine(&world).run_to_end(&["run"]);
+        assert_eq!(refused.status.code(), Some(1), "{columns}: {}", text(&refused));
+        assert!(text(&refused).contains("claim_columns") && text(&refused).contains(&alter), "{columns}: {}", text(&refused));
+        assert_eq!(world.provider.calls().posts, 0, "{columns}");
+
+        world.database.execute(&alter);
+        let (verdict, why) = certified(&world, "claim_columns");
+        assert_eq!(verdict, "ok", "{columns}: {why}");
+        let _running = engine(&world).start();
+        all_settled(&world);
+        assert_charged_once(&world.provider, &[order]);
+        assert_eq!(world.database.count("SELECT count(*) FROM processed_event"), 1, "{columns}");
+    }
 }
 
 /// Claims of a service that are three weeks old: with ids of that time, with ids of now, and of a group that is none of ours. And one

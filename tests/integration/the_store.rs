@@ -14,10 +14,10 @@ mod sessions;
 
 use std::time::Duration;
 
+use onceward::event::id::{day_of, first_id_of_day};
 use onceward::handler::EventDigest;
 use onceward::record::{Epoch, Offset, SourceId};
 use onceward::store::processed_events::{ClaimRow, ClaimTable};
-use onceward::store::retention::day_of;
 use onceward::store::{
     DbError, ErrorClass, Session, Settings, Store, TimeLimits, TransactionError, consumed_partitions, migrate, retention,
 };
@@ -151,7 +151,7 @@ fn ids<const N: usize>() -> [Uuid; N] {
 
 /// An id of another day than today.
 fn id_of_day(days_from_now: i64) -> Uuid {
-    let first = retention::first_id_of_day(day_of(Uuid::now_v7()) + days_from_now);
+    let first = first_id_of_day(day_of(Uuid::now_v7()) + days_from_now);
     Uuid::from_u128(first.as_u128() + u128::from(Uuid::now_v7().as_u128() as u32))
 }
 

@@ -56,9 +56,7 @@ async fn a_table_of_another_service_takes_an_id_once_whatever_its_key_and_column
             let table = format!(
                 "DROP TABLE processed_event;
                  CREATE TABLE processed_event (
-                     event_id uuid NOT NULL, consumer_group text NOT NULL, processed_at timestamptz NOT NULL, {columns} {key});
-                 {}",
-                if explains { "ALTER TABLE processed_event ALTER processed_at SET DEFAULT now()" } else { "" },
+                     event_id uuid NOT NULL, consumer_group text NOT NULL, processed_at timestamptz NOT NULL, {columns} {key})"
             );
             db.outsider().await.batch_execute(&table).await.unwrap();
             let mut s = store.claims.get().await.unwrap();

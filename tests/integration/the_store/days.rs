@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
+use onceward::event::id::{day_of, first_id_of_day};
 use onceward::record::SourceId;
-use onceward::store::retention::{day_of, days, ensure_days, ensure_days_ahead, first_id_of_day, floor, init_floor};
+use onceward::store::retention::{days, ensure_days, ensure_days_ahead, floor, init_floor};
 use onceward::store::{ErrorClass, Store, migrate, schema_is_current};
 use tokio::sync::oneshot;
 use uuid::Uuid;

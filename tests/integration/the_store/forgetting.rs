@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join;
+use onceward::event::id::{day_of, first_id_of_day};
 use onceward::record::{NextOffset, SourceId};
 use onceward::retention::cleaner::look;
 use onceward::retention::memory::{Need, Own};
@@ -10,7 +11,7 @@ use onceward::store::consumed_partitions::{Owned, advance, bump, remember, stand
 use onceward::store::forgetting::{
     DayState, be_patient, day_tables, detach, drop_table, finish_detach, one_at_a_time, raise_floor, standings,
 };
-use onceward::store::retention::{database_time, day_of, ensure_days, first_id_of_day, floor, init_floor};
+use onceward::store::retention::{database_time, ensure_days, floor, init_floor};
 use onceward::store::{ErrorClass, Session, Store, horizon_claims, migrate, processed_events};
 use uuid::Uuid;
 
