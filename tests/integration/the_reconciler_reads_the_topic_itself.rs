@@ -180,6 +180,7 @@ fn a_range_is_cut_by_offsets_or_by_time_and_what_lies_outside_is_nobody_s_fault(
     assert!(said.contains("the log of partition 0 is [0, 30): 31 is not in it"), "{said}");
 }
 
+// CASES B09
 #[test]
 fn what_was_gone_before_it_was_read_is_named_until_somebody_has_decided() {
     let world = World::with_partitions(1);
