@@ -1,7 +1,8 @@
 //! Does it add up? The one reconciler, for operators, for tests and for the demo.
 //!
 //! In: what was produced (a range of the topic, or the producer's log), the database, the provider's ledger (optional). Out: a
-//! [`Report`]. It owns nothing and changes nothing. What the group has not read yet does not add up, and is not called lost.
+//! [`Report`]. It owns nothing and changes nothing. What the group has not read yet does not add up, and is not called lost; what cannot be
+//! looked at is named.
 //!
 //! What comes in no order is sorted by event id in files; claims and payments come in that order from their tables. All of it streams by
 //! the judge, so that memory does not depend on how much there is.
@@ -19,6 +20,7 @@ mod state;
 mod streams;
 mod topic;
 mod traces;
+mod unseen;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,7 +40,8 @@ use self::streams::{Places, Streams};
 use self::topic::Topic;
 pub use self::topic::{Bound, TopicRange};
 use self::traces::{Counts, Judge, Scope};
-use crate::store::{DbError, Store, reconcile, retention, skips};
+use self::unseen::Unseen;
+use crate::store::{DbError, Session, Store, reconcile, retention, skips};
 
 /// Memory for one sort, unless something else is wanted, in bytes. Two are at work at the most.
 pub const MEMORY: usize = 16 << 20;
@@ -125,6 +128,9 @@ struct Input {
     entries: Sorted<{ Entry::SIZE }>,
     counts: Counts,
     places: Places,
+    /// Where the log began, by partition.
+    firsts: BTreeMap<i32, i64>,
+    unseen: Unseen,
     /// To be cleared when there is a report.
     kept: Option<Kept>,
 }
@@ -137,7 +143,7 @@ pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError>
     // Before the rows: what is settled by now must be among them.
     let frontier = {
         let mut session = store.control.get().await.map_err(DbError::from)?;
-        Frontier::of(skips::positions(&mut session, &options.group, &options.topic).await?)
+        reconcile::on_one_snapshot(&mut session, async |s| read_frontier(s, options).await).await?
     };
     let input = read_produced(options, frontier).await?;
     let scope = Scope {
@@ -148,12 +154,16 @@ pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError>
     let mut judge = Judge::new(scope, options.memory);
     let mut others = Sorter::new(options.memory);
     // Before the rows, too: what it says of an event that is settled must be among them, or the attempt at it.
-    read_ledger(options, &mut others, &mut judge).await?;
-    let Input { entries, counts, places, kept } = input;
+    let ledger_since_ms = read_ledger(store, options, &mut others, &mut judge).await?;
+    let Input { entries, counts, places, firsts, mut unseen, kept } = input;
     let mut session = store.control.get().await.map_err(DbError::from)?;
     reconcile::on_one_snapshot(&mut session, async |s| {
         judge.floor = retention::floor(s).await?;
-        let mut streams = Streams::start(s, (&options.group, &options.topic), entries, others, places).await?;
+        // Again: what was settled meanwhile is no gap, though the log has lost it since.
+        let frontier = read_frontier(s, options).await?;
+        frontier.gone(&firsts, &mut unseen);
+        judge.unseen(unseen, &frontier);
+        let mut streams = Streams::start(s, (&options.group, &options.topic), entries, others, places, ledger_since_ms).await?;
         let mut progress = Progress::begin(options.show_progress, "comparing", 0, Some(streams.sorted()));
         while let Some((entry, is_sorted)) = streams.next(s).await? {
             judge.take(&entry).map_err(AuditError::Sort)?;
@@ -169,30 +179,44 @@ pub async fn run(store: &Store, options: &Options) -> Result<Report, AuditError>
     Ok(report)
 }
 
+async fn read_frontier(s: &mut Session, options: &Options) -> Result<Frontier, DbError> {
+    let positions = skips::positions(s, &options.group, &options.topic).await?;
+    Ok(Frontier::of(positions, &reconcile::gaps(s, &options.group, &options.topic).await?))
+}
+
 async fn read_produced(options: &Options, frontier: Frontier) -> Result<Input, AuditError> {
-    let (records, ranges, kept) = match &options.produced {
+    let Topic { records, ranges, firsts, unseen, kept } = match &options.produced {
         Some(Source::Topic(range)) => {
             let (range, group, topic) = (range.clone(), options.group.clone(), options.topic.clone());
             let (memory, show) = (options.memory, options.show_progress);
             let read = tokio::task::spawn_blocking(move || topic::read(&range, (&group, &topic), frontier, memory, show));
-            let Topic { records, ranges, kept } = read.await??;
-            (records, ranges, kept)
+            read.await??
         }
         produced => {
             let mut records = Records::new(frontier, Sorter::new(options.memory), Counts::default());
             if let Some(Source::Log(path)) = produced {
                 records.log(path, &mut Progress::begin(options.show_progress, "reading the log", 0, None))?;
             }
-            (records, BTreeMap::new(), None)
+            Topic { records, ranges: BTreeMap::new(), firsts: BTreeMap::new(), unseen: Unseen::default(), kept: None }
         }
     };
-    let Records { sorter, counts, frontier, .. } = records;
+    let Records { sorter, counts, .. } = records;
     let entries = sorter.sorted().map_err(AuditError::Sort)?;
-    Ok(Input { entries, counts, places: Places { frontier, ranges }, kept })
+    Ok(Input { entries, counts, places: Places(ranges), firsts, unseen, kept })
 }
 
-async fn read_ledger(options: &Options, sorter: &mut Sorter<{ Entry::SIZE }>, judge: &mut Judge) -> Result<(), AuditError> {
-    let Some(url) = &options.ledger else { return Ok(()) };
+/// Out: since when a payment may be younger than what was read, by the database's clock.
+async fn read_ledger(
+    store: &Store,
+    options: &Options,
+    sorter: &mut Sorter<{ Entry::SIZE }>,
+    judge: &mut Judge,
+) -> Result<Option<i64>, AuditError> {
+    let Some(url) = &options.ledger else { return Ok(None) };
+    let since_ms = {
+        let mut session = store.control.get().await.map_err(DbError::from)?;
+        reconcile::begun_since(&mut session).await?
+    };
     let mut progress = Progress::begin(options.show_progress, "reading the ledger", 0, None);
     let see = |key: &str, booking: Booking, content: Option<Content>| {
         progress.step();
@@ -204,5 +228,6 @@ async fn read_ledger(options: &Options, sorter: &mut Sorter<{ Entry::SIZE }>, ju
         }
         .map_err(AuditError::Sort)
     };
-    ledger::read(url, options.ledger_in_minor_units, see).await
+    ledger::read(url, options.ledger_in_minor_units, see).await?;
+    Ok(Some(since_ms))
 }

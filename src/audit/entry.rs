@@ -63,7 +63,7 @@ pub(super) const HELD_IN_DOUBT: Seen = 1 << 5;
 pub(super) const HELD_AS_CONFLICT: Seen = 1 << 6;
 pub(super) const HELD_APPLIED: Seen = 1 << 7;
 pub(super) const LEDGER_DECLINED: Seen = 1 << 8;
-/// It has records with more than one content.
+/// It has records with more than one content that the group has settled and that are wanted.
 pub(super) const TWO_WAYS: Seen = 1 << 9;
 pub(super) const AMOUNTS_DIFFER: Seen = 1 << 10;
 pub(super) const UNREADABLE: Seen = 1 << 11;
@@ -75,8 +75,8 @@ pub(super) const WANTED: Seen = 1 << 13;
 pub(super) const BEGUN: Seen = 1 << 14;
 /// Its claim names a place within the range of the topic.
 pub(super) const CLAIMED_IN_RANGE: Seen = 1 << 15;
-/// Its claim names a place that was not settled when the audit began: the ledger may have been read before it was charged.
-pub(super) const CLAIMED_LATER: Seen = 1 << 16;
+/// Its payment row may be younger than what was read of the ledger.
+pub(super) const PAID_LATER: Seen = 1 << 16;
 
 /// What it is a trace of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,12 +153,13 @@ impl Entry {
         Self::note(id, BEGUN)
     }
 
-    pub(super) fn payment(id: Uuid, status: PaymentStatus, content: Option<Content>) -> Self {
+    /// A payment row; `seen`: what is known of its age.
+    pub(super) fn payment(id: Uuid, status: PaymentStatus, content: Option<Content>, seen: Seen) -> Self {
         let status = match status {
             PaymentStatus::Charged => CHARGED,
             PaymentStatus::Declined => DECLINED,
         };
-        Self::of(id, Kind::Payment, content, status | if content.is_none() { UNREADABLE } else { 0 })
+        Self::of(id, Kind::Payment, content, seen | status | if content.is_none() { UNREADABLE } else { 0 })
     }
 
     /// A held row; `None` when it is not about one event or record.
@@ -167,7 +168,7 @@ impl Entry {
             (HeldReason::Undecodable | HeldReason::Invalid, _) => {
                 return Some(Self { kind: Kind::Note, ..Self::poison(partition, offset, HELD) });
             }
-            (HeldReason::Gap | HeldReason::Skipped, _) => return None, // they stand for records, and are none
+            (HeldReason::Gap | HeldReason::Skipped, _) => return None, // they stand for records that are gone: see `Unseen`
             (HeldReason::Conflict, _) => HELD_AS_CONFLICT,
             (_, HeldState::Applied) => HELD_APPLIED,
             (HeldReason::Retryable | HeldReason::Unknown | HeldReason::ChargedNotRecorded, _) => HELD | HELD_IN_DOUBT,

@@ -6,8 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// What can be wrong, the worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Problem {
     ChargedTwice,
     ChargedUnderOtherKeys,
@@ -17,6 +19,7 @@ pub(super) enum Problem {
     AmountsDiffer,
     Unreadable,
     Lost,
+    GoneUnread,
     Orphaned,
     NotCharged,
     NotDeclined,
@@ -25,6 +28,9 @@ pub(super) enum Problem {
     AppliedWithoutPayment,
     PoisonNotHeld,
     ConflictNotHeld,
+    BeyondEnd,
+    OutOfReach,
+    NeverTaken,
     Unread,
 }
 
@@ -39,6 +45,7 @@ impl Problem {
             Self::AmountsDiffer => "with another order, amount or currency in one of log, payment table and ledger",
             Self::Unreadable => "with an amount that its currency cannot have",
             Self::Lost => "lost: produced, and neither charged nor declined nor held",
+            Self::GoneUnread => "gone from the log before the group had read them",
             Self::Orphaned => "claimed from a place in the range that was read, where no record has this id",
             Self::NotCharged => "charged in the payment table, not at the provider",
             Self::NotDeclined => "declined in the payment table, unknown to the provider",
@@ -47,6 +54,9 @@ impl Problem {
             Self::AppliedWithoutPayment => "noted as applied in its held row, without a payment row",
             Self::PoisonNotHeld => "no event, and not held",
             Self::ConflictNotHeld => "produced with two contents, none of them held as a conflict",
+            Self::BeyondEnd => "settled, and beyond the end of the log: was the topic made anew?",
+            Self::OutOfReach => "gone from the log before they could be audited",
+            Self::NeverTaken => "not settled, in partitions that the group has never taken over",
             Self::Unread => "not read yet by the group: audit again when it has caught up",
         }
     }

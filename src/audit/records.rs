@@ -14,16 +14,19 @@ use uuid::Uuid;
 
 use super::AuditError;
 use super::entry::{Content, Entry, READ, Seen, WANTED};
+use super::problems::Problem;
 use super::progress::Progress;
 use super::sorter::Sorter;
 use super::traces::Counts;
+use super::unseen::Unseen;
 use crate::event;
 use crate::handler::Event as _;
 use crate::produce::LogLine;
 use crate::record::{Offset, Skips};
+use crate::store::reconcile::Gap;
 use crate::store::skips::Position;
 
-/// How far the group had settled each partition before anything else was looked at, and what it passes over there.
+/// How far the group had settled each partition, what it passes over there, and what it found gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Frontier(BTreeMap<i32, Known>);
 
@@ -31,17 +34,44 @@ pub(super) struct Frontier(BTreeMap<i32, Known>);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
     settled: Option<i64>,
-    /// Ranges `[from, to)`.
-    skips: Vec<(i64, i64)>,
+    /// Ranges `[from, to)`, in no order: an operator wants them skipped, or has discarded the gap that they are.
+    passed_over: Vec<(i64, i64)>,
+    /// Ranges `[from, to)`, in no order, that nobody has decided about.
+    gaps: Vec<(i64, i64)>,
 }
 
 impl Frontier {
-    pub(super) fn of(positions: Vec<Position>) -> Self {
+    pub(super) fn of(positions: Vec<Position>, gaps: &[Gap]) -> Self {
         let known = |position: Position| {
+            let partition = position.partition;
+            let ranges = |is_discarded| -> Vec<(i64, i64)> {
+                let gaps = gaps.iter().filter(|gap| gap.partition == partition && gap.is_discarded == is_discarded);
+                gaps.map(|gap| (gap.from, gap.to)).collect()
+            };
             let settled = position.next_offset.map(|next| next.0);
-            (position.partition, Known { settled, skips: position.skips.ranges().to_vec() })
+            let passed_over = [position.skips.ranges(), &ranges(true)].concat();
+            (partition, Known { settled, passed_over, gaps: ranges(false) })
         };
         Self(positions.into_iter().map(known).collect())
+    }
+
+    /// The partitions that the group has ever owned.
+    pub(super) fn partitions(&self) -> impl Iterator<Item = i32> {
+        self.0.keys().copied()
+    }
+
+    /// What an operator wants passed over, as ranges `[from, to)` in no order.
+    pub(super) fn passed_over(&self, partition: i32) -> &[(i64, i64)] {
+        self.0.get(&partition).map_or(&[], |known| &known.passed_over)
+    }
+
+    /// Notes what was gone before the group had read it: the gaps that it has written down, and, of partitions whose log was seen to
+    /// begin at `firsts`, what it will find gone.
+    pub(super) fn gone(&self, firsts: &BTreeMap<i32, i64>, unseen: &mut Unseen) {
+        for (partition, known) in &self.0 {
+            let next = known.settled.zip(firsts.get(partition).copied());
+            known.gaps.iter().copied().chain(next).for_each(|range| unseen.add(Problem::GoneUnread, *partition, range));
+        }
     }
 
     /// The first offset that is not settled; `None`: nothing is. What stands there or beyond is not lost, only not read.
@@ -55,7 +85,7 @@ impl Frontier {
     }
 
     fn skips(&self) -> BTreeMap<i32, Skips> {
-        self.0.iter().map(|(partition, known)| (*partition, Skips::new(known.skips.clone()))).collect()
+        self.0.iter().map(|(partition, known)| (*partition, Skips::new(known.passed_over.clone()))).collect()
     }
 }
 
@@ -142,8 +172,17 @@ impl Records {
 }
 
 #[cfg(test)]
+impl Frontier {
+    /// One partition of which nothing is settled, and `ranges` are passed over.
+    pub(super) fn passing_over(partition: i32, ranges: &[(i64, i64)]) -> Self {
+        Self(BTreeMap::from([(partition, Known { settled: None, passed_over: ranges.to_vec(), gaps: Vec::new() })]))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::problems::Problems;
     use crate::audit::report::Report;
     use crate::audit::traces::{Judge, Scope};
     use crate::record::NextOffset;
@@ -151,16 +190,23 @@ mod tests {
     const EVENT: &str = r#"{"event_id":"01890a5d-ac96-774b-bcce-b302099a8057","partition":3,"offset":17,"order":42,"amount":"10.00","currency":"EUR","digest":-6}"#;
 
     /// With all settled below `settled` in partition 3, and `skips` passed over there.
-    fn records(settled: i64, skips: Vec<(i64, i64)>) -> Records {
-        let position = Position {
+    fn position(settled: i64, skips: Vec<(i64, i64)>) -> Position {
+        Position {
             partition: 3,
             owner: String::new(),
             epoch: crate::record::Epoch(1),
             next_offset: Some(NextOffset(settled)),
             skips: Skips::new(skips),
             updated_at: String::new(),
-        };
-        Records::new(Frontier::of(vec![position]), Sorter::new(1 << 10), Counts::default())
+        }
+    }
+
+    fn records(settled: i64, skips: Vec<(i64, i64)>) -> Records {
+        with_gaps(position(settled, skips), &[])
+    }
+
+    fn with_gaps(position: Position, gaps: &[Gap]) -> Records {
+        Records::new(Frontier::of(vec![position], gaps), Sorter::new(1 << 10), Counts::default())
     }
 
     fn report(records: Records) -> Report {
@@ -185,6 +231,37 @@ mod tests {
         assert_eq!(told(&[EVENT, r#"{"partition":3,"offset":18,"fault":"undecodable"}"#]), (Some(0), 1, true));
         let elsewhere = EVENT.replace("\"offset\":17", "\"offset\":20");
         assert_eq!(told(&[EVENT, &elsewhere]), (Some(1), 0, false));
+    }
+
+    #[test]
+    fn a_gap_that_somebody_has_discarded_is_passed_over_and_any_other_is_a_problem() {
+        for (is_discarded, counts, gone) in [(true, (Some(0), 1), 0), (false, (Some(1), 0), 1)] {
+            let gap = Gap { partition: 3, from: 16, to: 18, is_discarded };
+            let mut records = with_gaps(position(100, Vec::new()), &[gap, Gap { partition: 4, ..gap }]);
+            records.log_line(EVENT).unwrap().unwrap();
+            let (mut unseen, mut problems) = (Unseen::default(), Problems::default());
+            records.frontier.gone(&BTreeMap::new(), &mut unseen);
+            unseen.tell(&records.frontier, &mut problems);
+            let sentences = problems.into_sentences();
+            assert_eq!(sentences.len(), gone, "{sentences:?}");
+            let expected = "2 gone from the log before the group had read them: partition 3 offsets [16, 18)";
+            assert!(sentences.iter().all(|sentence| sentence == expected), "{sentences:?}");
+            let report = report(records);
+            assert_eq!((report.lost, report.passed_over), counts, "the event stands at 17");
+        }
+    }
+
+    #[test]
+    fn a_log_that_begins_beyond_what_is_settled_has_lost_the_rest() {
+        let gone = |settled, first| {
+            let (mut unseen, mut problems) = (Unseen::default(), Problems::default());
+            let frontier = Frontier::of(vec![position(settled, vec![(10, 12)])], &[]);
+            frontier.gone(&BTreeMap::from([(3, first), (5, 1)]), &mut unseen);
+            unseen.tell(&frontier, &mut problems);
+            problems.into_sentences()
+        };
+        assert_eq!(gone(10, 15), ["3 gone from the log before the group had read them: partition 3 offsets [12, 15)"]);
+        assert_eq!([gone(15, 15), gone(10, 12)], [Vec::<String>::new(), Vec::new()]);
     }
 
     #[test]

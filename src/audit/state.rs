@@ -18,6 +18,7 @@ use super::records::Frontier;
 use super::sorter::Run;
 use super::topic::Part;
 use super::traces::Counts;
+use super::unseen::Unseen;
 use crate::crash::CrashPoint;
 
 /// What is asked. Another version of the program may decode otherwise.
@@ -36,6 +37,7 @@ pub(super) struct Reached {
     pub parts: BTreeMap<i32, Part>,
     pub frontier: Frontier,
     pub counts: Counts,
+    pub unseen: Unseen,
     pub runs: Vec<Run>,
 }
 
@@ -123,6 +125,7 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::problems::Problem;
 
     fn question() -> Question {
         let word = |word: &str| word.to_owned();
@@ -130,10 +133,13 @@ mod tests {
     }
 
     fn reached(next: i64) -> Reached {
+        let mut unseen = Unseen::default();
+        unseen.add(Problem::OutOfReach, 2, (3, 4));
         Reached {
             parts: BTreeMap::from([(0, Part { from: 0, to: 9, next })]),
             frontier: Frontier::default(),
             counts: Counts { records: 7, events: 6 },
+            unseen,
             runs: Vec::new(),
         }
     }

@@ -7,28 +7,18 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::AuditError;
-use super::entry::{Bytes, CLAIMED_IN_RANGE, CLAIMED_LATER, Content, Entry, Seen};
-use super::records::Frontier;
+use super::entry::{Bytes, CLAIMED_IN_RANGE, Content, Entry, PAID_LATER};
 use super::sorter::{Sorted, Sorter};
 use crate::store::reconcile::{self, Claim, Claims, Payment, Payments};
 use crate::store::{DbError, Session};
 
-/// What is known of places in the topic.
-pub(super) struct Places {
-    pub frontier: Frontier,
-    /// The ranges `[from, to)` in which every record is known, by partition.
-    pub ranges: BTreeMap<i32, (i64, i64)>,
-}
+/// The ranges `[from, to)` in which every record is known, by partition.
+pub(super) struct Places(pub BTreeMap<i32, (i64, i64)>);
 
 impl Places {
-    fn of_claim(&self, place: (i32, i64)) -> Seen {
-        let in_range = self.ranges.get(&place.0).is_some_and(|(from, to)| (*from..*to).contains(&place.1));
-        let later = !self.frontier.has_settled(place);
-        (if in_range { CLAIMED_IN_RANGE } else { 0 }) | if later { CLAIMED_LATER } else { 0 }
-    }
-
     fn claim(&self, claim: &Claim) -> Entry {
-        Entry::claim(claim.event_id, claim.of_group, claim.place.map_or(0, |place| self.of_claim(place)))
+        let is_known = |(partition, offset)| self.0.get(&partition).is_some_and(|(from, to)| (*from..*to).contains(&offset));
+        Entry::claim(claim.event_id, claim.of_group, if claim.place.is_some_and(is_known) { CLAIMED_IN_RANGE } else { 0 })
     }
 }
 
@@ -62,13 +52,14 @@ impl Page {
 }
 
 impl Streams {
-    /// Reads the rows that come in no order; `others` has what else does.
+    /// Reads the rows that come in no order; `others` has what else does. Payments that may be younger than `ledger_since_ms` say so.
     pub(super) async fn start(
         s: &mut Session,
         (group, topic): (&str, &str),
         records: Sorted<{ Entry::SIZE }>,
         mut others: Sorter<{ Entry::SIZE }>,
         places: Places,
+        ledger_since_ms: Option<i64>,
     ) -> Result<Self, AuditError> {
         let mut push = |entry: Entry| others.push(entry.to_bytes()).map(drop).map_err(AuditError::Sort);
         for claim in reconcile::horizon_claims(s, group).await? {
@@ -85,7 +76,7 @@ impl Streams {
             records,
             others: others.sorted().map_err(AuditError::Sort)?,
             claims: (claims, Page::default()),
-            payments: (Payments::new(), Page::default()),
+            payments: (Payments::since(ledger_since_ms), Page::default()),
             places,
         })
     }
@@ -116,8 +107,9 @@ impl Streams {
         }
         if payments_page.is_used_up() {
             let entry = |payment: Payment| {
-                let Payment { event_id, order_id, amount, currency, status } = payment;
-                Entry::payment(event_id, status, Content::of(order_id, &amount, &currency, false))
+                let Payment { event_id, order_id, amount, currency, status, is_later } = payment;
+                let seen = if is_later { PAID_LATER } else { 0 };
+                Entry::payment(event_id, status, Content::of(order_id, &amount, &currency, false), seen)
             };
             payments_page.fill(payments.page(s).await?.into_iter().map(entry));
         }
@@ -137,23 +129,13 @@ mod tests {
 
     use super::*;
     use crate::audit::entry::CLAIMED;
-    use crate::record::{Epoch, NextOffset, Skips};
-    use crate::store::skips::Position;
 
     #[test]
-    fn a_claim_knows_whether_its_record_was_read_and_whether_it_was_settled() {
-        let position = Position {
-            partition: 1,
-            owner: String::new(),
-            epoch: Epoch(1),
-            next_offset: Some(NextOffset(50)),
-            skips: Skips::default(),
-            updated_at: String::new(),
-        };
-        let places = Places { frontier: Frontier::of(vec![position]), ranges: BTreeMap::from([(1, (10, 40))]) };
+    fn a_claim_knows_whether_its_record_was_read() {
+        let places = Places(BTreeMap::from([(1, (10, 40))]));
         let seen = |place| places.claim(&Claim { event_id: Uuid::nil(), of_group: true, place }).seen & !CLAIMED;
         assert_eq!(seen(None), 0, "another topic's, another group's, or from below the floor");
-        assert_eq!([9, 10, 39, 40, 49].map(|at| seen(Some((1, at)))), [0, CLAIMED_IN_RANGE, CLAIMED_IN_RANGE, 0, 0]);
-        assert_eq!([seen(Some((1, 50))), seen(Some((2, 10)))], [CLAIMED_LATER; 2]);
+        assert_eq!([9, 10, 39, 40].map(|at| seen(Some((1, at)))), [0, CLAIMED_IN_RANGE, CLAIMED_IN_RANGE, 0]);
+        assert_eq!(seen(Some((2, 10))), 0);
     }
 }

@@ -19,11 +19,13 @@ use rdkafka::{Offset as Place, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 
 use super::AuditError;
+use super::problems::Problem;
 use super::progress::Progress;
 use super::records::{Frontier, Records};
 use super::sorter::Sorter;
 use super::state::{Kept, Question, Reached};
 use super::traces::Counts;
+use super::unseen::Unseen;
 
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -89,6 +91,10 @@ pub(super) struct Topic {
     pub records: Records,
     /// The ranges `[from, to)` in which every record is known, by partition.
     pub ranges: BTreeMap<i32, (i64, i64)>,
+    /// Where the log began when it had been read, by partition.
+    pub firsts: BTreeMap<i32, i64>,
+    /// What was asked for and could not be read.
+    pub unseen: Unseen,
     /// To be cleared when there is a report.
     pub kept: Option<Kept>,
 }
@@ -119,12 +125,10 @@ pub(super) fn read(
     };
     let reached = match before {
         Some(before) => before,
-        None => Reached {
-            parts: parts(range, &consumer, topic, &logs, &frontier)?,
-            frontier,
-            counts: Counts::default(),
-            runs: Vec::new(),
-        },
+        None => {
+            let (parts, unseen) = parts(range, &consumer, topic, &logs, &frontier)?;
+            Reached { parts, frontier, counts: Counts::default(), unseen, runs: Vec::new() }
+        }
     };
     let sorter = match &kept {
         Some(kept) => Sorter::kept_in(kept.runs()?, reached.runs, memory).map_err(AuditError::Sort)?,
@@ -137,26 +141,28 @@ pub(super) fn read(
         topic,
         parts: reached.parts,
         records: Records::new(reached.frontier, sorter, reached.counts),
+        unseen: reached.unseen,
         kept: kept.as_ref(),
         progress: Progress::begin(show_progress, "reading the topic", done, Some(total)),
     };
     reading.read()?;
-    let Reading { parts, records, .. } = reading;
+    let Reading { parts, records, unseen, .. } = reading;
     // Of what the log has deleted meanwhile nobody can say what it was.
     let logs = self::logs(&consumer, topic)?;
     let known = |(partition, part): (i32, Part)| {
         let first = logs.get(&partition).map_or(part.to, |(first, _)| *first);
         (partition, (part.from.max(first), part.to))
     };
-    Ok(Topic { ranges: parts.into_iter().map(known).collect(), records, kept })
+    let firsts = logs.iter().map(|(partition, (first, _))| (*partition, *first)).collect();
+    Ok(Topic { ranges: parts.into_iter().map(known).collect(), records, firsts, unseen, kept })
 }
 
 /// A consumer that joins nothing and commits nothing.
 fn connect(client: &ClientConfig) -> Result<BaseConsumer, AuditError> {
     let mut client = client.clone();
     client.remove("group.instance.id").remove("group.protocol");
-    // A place that the log deletes while it is read is gone; what is left of the range is read.
-    client.set("auto.offset.reset", "earliest").set("enable.auto.commit", "false").set("enable.partition.eof", "true");
+    // What the log deletes while it is read is never skipped in silence: see `Reading::go_on_behind_what_is_gone`.
+    client.set("auto.offset.reset", "error").set("enable.auto.commit", "false").set("enable.partition.eof", "true");
     Ok(client.create()?)
 }
 
@@ -169,23 +175,50 @@ fn logs(consumer: &BaseConsumer, topic: &str) -> Result<BTreeMap<i32, (i64, i64)
     found.partitions().iter().map(|partition| log(partition.id())).collect()
 }
 
-/// What is to be read of each partition.
+/// What is to be read of each partition, and what of it cannot be read.
 fn parts(
     range: &TopicRange,
     consumer: &BaseConsumer,
     topic: &str,
     logs: &BTreeMap<i32, (i64, i64)>,
     frontier: &Frontier,
-) -> Result<BTreeMap<i32, Part>, AuditError> {
+) -> Result<(BTreeMap<i32, Part>, Unseen), AuditError> {
     let from = places(range.from.as_ref(), consumer, topic, logs)?;
     let to = places(range.to.as_ref(), consumer, topic, logs)?;
-    let part = |(partition, (first, end)): (&i32, &(i64, i64))| {
-        let settled = frontier.settled(*partition).unwrap_or(*first).clamp(*first, *end);
-        let from = from.get(partition).copied().unwrap_or(*first);
-        let to = to.get(partition).copied().unwrap_or(settled).max(from);
-        (*partition, Part { from, to, next: from })
+    let owned: BTreeSet<i32> = frontier.partitions().collect();
+    let mut unseen = Unseen::default();
+    let part = |partition: i32| {
+        // One that the group has settled and the topic does not have any more is an empty log.
+        let log = logs.get(&partition).copied().unwrap_or_default();
+        let asked = (from.get(&partition).copied(), to.get(&partition).copied());
+        let known = owned.contains(&partition).then(|| frontier.settled(partition));
+        (partition, part(asked, log, known, |problem, range| unseen.add(problem, partition, range)))
     };
-    Ok(logs.iter().map(part).collect())
+    let partitions: BTreeSet<i32> = logs.keys().chain(&owned).copied().collect();
+    Ok((partitions.into_iter().map(part).collect(), unseen))
+}
+
+/// What is to be read of one partition whose log is `[first, end)`; `settled` is empty when the group has never owned it. What cannot be
+/// read of it is told, but for what the group itself could not read: see [`Frontier::gone`].
+fn part(
+    (from, to): (Option<i64>, Option<i64>),
+    (first, end): (i64, i64),
+    settled: Option<Option<i64>>,
+    mut tell: impl FnMut(Problem, (i64, i64)),
+) -> Part {
+    let begin = from.unwrap_or(first).max(first);
+    if settled.is_none() && to.is_none() {
+        tell(Problem::NeverTaken, (begin, end));
+    }
+    let settled = settled.flatten();
+    if let Some(from) = from {
+        tell(Problem::OutOfReach, (from, to.into_iter().chain(settled).fold(first, i64::min)));
+    }
+    if let Some(settled) = settled {
+        tell(Problem::BeyondEnd, (end, settled));
+    }
+    let to = to.unwrap_or_else(|| settled.unwrap_or(first).min(end)).max(begin);
+    Part { from: begin, to, next: begin }
 }
 
 /// Where a bound stands in each partition that it says something about.
@@ -202,7 +235,7 @@ fn places(
                 let Some((first, end)) = logs.get(partition) else {
                     return Err(AuditError::Range(format!("the topic has no partition {partition}")));
                 };
-                if !(first..=end).contains(&offset) {
+                if offset > end {
                     return Err(AuditError::Range(format!(
                         "the log of partition {partition} is [{first}, {end}): {offset} is not in it"
                     )));
@@ -231,6 +264,7 @@ struct Reading<'a> {
     topic: &'a str,
     parts: BTreeMap<i32, Part>,
     records: Records,
+    unseen: Unseen,
     kept: Option<&'a Kept>,
     progress: Progress,
 }
@@ -238,11 +272,7 @@ struct Reading<'a> {
 impl Reading<'_> {
     fn read(&mut self) -> Result<(), AuditError> {
         let mut open: BTreeSet<i32> = self.parts.iter().filter(|(_, part)| part.next < part.to).map(|(id, _)| *id).collect();
-        let mut begin = TopicPartitionList::new();
-        for partition in &open {
-            begin.add_partition_offset(self.topic, *partition, Place::Offset(self.parts[partition].next))?;
-        }
-        self.consumer.assign(&begin)?;
+        self.assign(&open)?;
         let (mut heard, mut last_word) = (Instant::now(), None);
         while !open.is_empty() {
             match self.consumer.poll(POLL) {
@@ -254,6 +284,9 @@ impl Reading<'_> {
                     }
                 }
                 Some(Err(KafkaError::PartitionEOF(partition))) => self.finish(partition, &mut open)?,
+                Some(Err(KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset))) => {
+                    self.go_on_behind_what_is_gone(&mut open)?;
+                }
                 Some(Err(error)) if is_hopeless(&error) => return Err(error.into()),
                 // The client goes on trying by itself; what it says is news only if nothing comes of it.
                 Some(Err(error)) => last_word = Some(error),
@@ -268,14 +301,38 @@ impl Reading<'_> {
         self.keep()
     }
 
+    fn assign(&self, open: &BTreeSet<i32>) -> Result<(), AuditError> {
+        let mut places = TopicPartitionList::new();
+        for partition in open {
+            places.add_partition_offset(self.topic, *partition, Place::Offset(self.parts[partition].next))?;
+        }
+        Ok(self.consumer.assign(&places)?)
+    }
+
+    /// A place that was to be read is not in the log any more. What is gone is noted, and what is left of the range is read.
+    fn go_on_behind_what_is_gone(&mut self, open: &mut BTreeSet<i32>) -> Result<(), AuditError> {
+        let logs = logs(self.consumer, self.topic)?;
+        for partition in open.clone() {
+            let part = self.parts.get_mut(&partition).expect("only these are open");
+            let (first, end) = logs.get(&partition).copied().unwrap_or_default();
+            let next = part.next;
+            if next > end {
+                return Err(went_back(self.topic, partition, next, end));
+            }
+            part.next = next.max(first.min(part.to));
+            self.unseen.add(Problem::OutOfReach, partition, (next, part.next));
+            if part.next == part.to {
+                open.remove(&partition);
+            }
+        }
+        self.assign(open)
+    }
+
     /// Takes one in. `true`: its partition's range ends with it or before it.
     fn record(&mut self, (partition, offset): (i32, i64), payload: Option<&[u8]>) -> Result<bool, AuditError> {
         let part = self.parts.get_mut(&partition).expect("only these are assigned");
         if offset < part.next {
-            let (next, topic) = (part.next, self.topic);
-            return Err(AuditError::Range(format!(
-                "{topic}, partition {partition} went back from {next} to {offset}: was it made anew?"
-            )));
+            return Err(went_back(self.topic, partition, part.next, offset));
         }
         if offset >= part.to {
             return Ok(true);
@@ -306,9 +363,13 @@ impl Reading<'_> {
         let Some(kept) = self.kept else { return Ok(()) };
         let Records { sorter, counts, frontier, .. } = &self.records;
         sorter.sync().map_err(AuditError::Sort)?;
-        let (parts, frontier) = (self.parts.clone(), frontier.clone());
-        kept.save(Reached { parts, frontier, counts: *counts, runs: sorter.runs().to_vec() })
+        let (parts, frontier, unseen) = (self.parts.clone(), frontier.clone(), self.unseen.clone());
+        kept.save(Reached { parts, frontier, counts: *counts, unseen, runs: sorter.runs().to_vec() })
     }
+}
+
+fn went_back(topic: &str, partition: i32, next: i64, to: i64) -> AuditError {
+    AuditError::Range(format!("{topic}, partition {partition} went back from {next} to {to}: was it made anew?"))
 }
 
 /// Trying again would not help.
@@ -331,6 +392,32 @@ fn is_hopeless(error: &KafkaError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_asked_for_and_cannot_be_read_is_named() {
+        use Problem::{BeyondEnd, NeverTaken, OutOfReach};
+        let log = (10, 30);
+        for (asked, settled, range, told) in [
+            ((None, None), Some(Some(20)), (10, 20), vec![]),
+            ((Some(12), Some(25)), Some(Some(20)), (12, 25), vec![]),
+            ((None, None), Some(None), (10, 10), vec![]),
+            // Nobody has ever read it.
+            ((None, None), None, (10, 10), vec![(NeverTaken, (10, 30))]),
+            ((Some(12), None), None, (12, 12), vec![(NeverTaken, (12, 30))]),
+            ((None, Some(15)), None, (10, 15), vec![]),
+            // The log has been cut.
+            ((Some(4), None), Some(Some(20)), (10, 20), vec![(OutOfReach, (4, 10))]),
+            ((Some(4), Some(7)), Some(Some(20)), (10, 10), vec![(OutOfReach, (4, 7))]),
+            ((Some(4), None), Some(Some(8)), (10, 10), vec![(OutOfReach, (4, 8))]),
+            // It ends before what is settled.
+            ((None, None), Some(Some(33)), (10, 30), vec![(BeyondEnd, (30, 33))]),
+        ] {
+            let mut heard = Vec::new();
+            let Part { from, to, next } = part(asked, log, settled, |problem, range| heard.push((problem, range)));
+            heard.retain(|(_, (from, to))| from < to);
+            assert_eq!(((from, to), next, heard), (range, range.0, told), "{asked:?} {settled:?}");
+        }
+    }
 
     #[test]
     fn a_bound_is_a_time_or_offsets() {

@@ -11,13 +11,15 @@ use std::io;
 use uuid::Uuid;
 
 use super::entry::{
-    AMOUNTS_DIFFER, BEGUN, BalanceBytes, Bytes, CHARGED, CLAIMED, CLAIMED_ELSEWHERE, CLAIMED_IN_RANGE, CLAIMED_LATER, Content,
-    DECLINED, Entry, HELD, HELD_APPLIED, HELD_AS_CONFLICT, HELD_IN_DOUBT, Kind, LEDGER_DECLINED, READ, Seen, Share, Subject,
-    TWO_WAYS, UNREADABLE, WANTED, balance_bytes, from_balance_bytes,
+    AMOUNTS_DIFFER, BEGUN, BalanceBytes, Bytes, CHARGED, CLAIMED, CLAIMED_ELSEWHERE, CLAIMED_IN_RANGE, Content, DECLINED, Entry,
+    HELD, HELD_APPLIED, HELD_AS_CONFLICT, HELD_IN_DOUBT, Kind, LEDGER_DECLINED, PAID_LATER, READ, Seen, Share, Subject, TWO_WAYS,
+    UNREADABLE, WANTED, balance_bytes, from_balance_bytes,
 };
 use super::problems::{Problem, Problems};
+use super::records::Frontier;
 use super::report::Report;
 use super::sorter::{Sorted, Sorter};
+use super::unseen::Unseen;
 
 /// What was asked, and so what may be judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +52,10 @@ struct Traces {
     charges: u32,
     /// Held rows of the reason conflict.
     conflicts: u64,
-    /// The first record's digest and the last one's content.
-    records: Option<(i64, Option<Content>)>,
+    /// The last record's content.
+    last_content: Option<Content>,
+    /// The digest of the first record that is settled and wanted: of the others none need be held.
+    settled_digest: Option<i64>,
     /// Where a record of it stands, one that is read if there is one: not read, partition, offset.
     stands: Option<(bool, i32, i64)>,
     /// A record has the payment row's content.
@@ -70,7 +74,7 @@ impl Traces {
     }
 
     const fn is_produced(&self) -> bool {
-        self.records.is_some()
+        self.stands.is_some()
     }
 
     /// For whoever has to go there.
@@ -81,11 +85,13 @@ impl Traces {
 
     /// The rows and the ledger have been seen before the first record. Out: a content that no earlier record had.
     fn record(&mut self, entry: &Entry) -> Option<Content> {
-        let (digest, last) = self.records.unwrap_or((entry.digest, None));
-        self.seen |= if digest == entry.digest { 0 } else { TWO_WAYS };
-        self.records = Some((digest, entry.content));
+        if entry.seen & READ != 0 {
+            let first = *self.settled_digest.get_or_insert(entry.digest);
+            self.seen |= if first == entry.digest { 0 } else { TWO_WAYS };
+        }
         let stands = (entry.seen & READ == 0, entry.place.0, entry.place.1);
         self.stands = Some(self.stands.map_or(stands, |first| first.min(stands)));
+        let last = std::mem::replace(&mut self.last_content, entry.content);
         let new = entry.content.filter(|_| last != entry.content)?;
         self.is_paid_as_produced |= self.paid == Some(new);
         self.is_booked_as_produced |= self.booked == Some(new);
@@ -135,6 +141,11 @@ impl Judge {
     pub(super) fn strange_charge(&mut self, key: &str, content: Option<Content>) -> io::Result<()> {
         self.problems.add(Problem::StrangeKey, key);
         self.weigh(content, Share::Charge, key)
+    }
+
+    /// What no record speaks for.
+    pub(super) fn unseen(&mut self, unseen: Unseen, frontier: &Frontier) {
+        unseen.tell(frontier, &mut self.problems);
     }
 
     /// The next trace.
@@ -250,7 +261,7 @@ impl Judge {
         if traces.has(HELD_APPLIED) && !traces.is_paid() {
             self.problems.add(Problem::AppliedWithoutPayment, id);
         }
-        if traces.has(TWO_WAYS) && traces.has(READ) && !traces.has(HELD_AS_CONFLICT) {
+        if traces.has(TWO_WAYS) && !traces.has(HELD_AS_CONFLICT) {
             self.problems.add(Problem::ConflictNotHeld, id);
         }
     }
@@ -277,7 +288,7 @@ impl Judge {
     /// Payment row and ledger must agree on whether money moved.
     fn judge_charge(&mut self, id: Uuid, traces: &Traces) {
         let booked = traces.charges > 0;
-        let ledger_may_be_older = traces.has(CLAIMED_LATER);
+        let ledger_may_be_older = traces.has(PAID_LATER);
         if traces.has(CHARGED) && !booked && !ledger_may_be_older {
             self.problems.add(Problem::NotCharged, id);
         }
@@ -449,7 +460,7 @@ mod tests {
                     .filter_map(|(id, partition, offset, reason, state)| Entry::held(*id, *partition, *offset, *reason, *state)),
             );
             entries.extend(
-                self.payments.iter().map(|(id, status, order, amount)| Entry::payment(*id, *status, content(*order, amount))),
+                self.payments.iter().map(|(id, status, order, amount)| Entry::payment(*id, *status, content(*order, amount), 0)),
             );
             entries.extend(self.claims.iter().map(|(id, of_group)| Entry::claim(*id, *of_group, 0)));
             for (key, booking, order, amount) in self.ledger.iter().filter(|_| self.is_ledger_known) {
@@ -633,6 +644,18 @@ mod tests {
     }
 
     #[test]
+    fn another_content_has_to_be_held_only_where_it_is_settled_and_wanted() {
+        let mut world = world();
+        world.log.pop(); // the other content of 2
+        world.held.remove(2); // and its held row
+        for (seen, is_wrong) in [(0, false), (WANTED, false), (WANTED | READ, true)] {
+            let other = Entry::event((0, 13), id(2), 1, Content::of(2, "99.00", "EUR", false), seen);
+            let expected = is_wrong.then(|| format!("1 produced with two contents, none of them held as a conflict: {}", id(2)));
+            assert_eq!(world.report_in(RANGE, vec![other]).problems, Vec::from_iter(expected), "{seen:b}");
+        }
+    }
+
+    #[test]
     fn either_content_of_a_conflict_may_be_the_one_that_is_charged() {
         let mut world = world();
         (world.payments[1].3, world.ledger[1].3) = ("99.00", "99.00");
@@ -703,12 +726,14 @@ mod tests {
 
     #[test]
     fn what_happens_while_it_is_audited_is_no_contradiction() {
-        // Charged after the ledger was read; claimed beyond what was settled then.
+        // Charged after the ledger was read: new by then, or claimed long before, held, and tried again.
         let mut world = world();
         world.claims.push((id(77), true));
-        world.payments.push((id(77), PaymentStatus::Charged, 77, AMOUNT));
-        assert!(world.report_in(RANGE, vec![Entry::claim(id(77), true, CLAIMED_LATER)]).adds_up());
-        assert!(!world.report_in(RANGE, Vec::new()).adds_up(), "one that was settled before has to be there");
+        for status in [PaymentStatus::Charged, PaymentStatus::Declined] {
+            let payment = |seen| Entry::payment(id(77), status, Content::of(77, AMOUNT, "EUR", false), seen);
+            assert!(world.report_in(RANGE, vec![payment(PAID_LATER)]).adds_up());
+            assert!(!world.report_in(RANGE, vec![payment(0)]).adds_up(), "one that was paid before has to be there");
+        }
         // Charged, and the batch is still open.
         let mut world = self::world();
         world.ledger.push((id(78).to_string(), Booking::Charged, 5, AMOUNT));
@@ -731,7 +756,7 @@ mod tests {
         let id = || (0_u128..6).prop_map(id);
         prop_oneof![
             (id(), 0_u32..1 << 17).prop_map(|(id, seen)| Entry { seen, ..Entry::attempt(id) }),
-            (id(), content()).prop_map(|(id, content)| Entry::payment(id, PaymentStatus::Charged, content)),
+            (id(), content()).prop_map(|(id, content)| Entry::payment(id, PaymentStatus::Charged, content, 0)),
             (id(), content()).prop_filter_map("", |(id, content)| Entry::booking(id, Booking::Charged, content)),
             (id(), 0_i64..2, content(), prop::sample::select(vec![0, WANTED, WANTED | READ]))
                 .prop_map(|(id, digest, content, seen)| Entry::event((0, 0), id, digest, content, seen)),

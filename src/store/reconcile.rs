@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use diesel::sql_types::{BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
+use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
 use super::held_events::HeldState;
@@ -41,6 +41,8 @@ pub struct Payment {
     pub currency: String,
     /// How it ended.
     pub status: PaymentStatus,
+    /// It may have been made after the moment that was asked about.
+    pub is_later: bool,
 }
 
 /// Of `held_event`, of the group and topic that are read for.
@@ -56,6 +58,19 @@ pub struct Held {
     pub reason: HeldReason,
     /// Where it stands.
     pub state: HeldState,
+}
+
+/// Of `held_event`: records that were gone from the log before they were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Their partition.
+    pub partition: i32,
+    /// The first offset.
+    pub from: i64,
+    /// One past the last.
+    pub to: i64,
+    /// An operator has given them up.
+    pub is_discarded: bool,
 }
 
 /// Rows in memory at once, of each table.
@@ -144,13 +159,14 @@ pub async fn horizon_claims(s: &mut Session, group: &str) -> Result<Vec<Claim>, 
 #[derive(Clone, Debug)]
 pub struct Payments {
     last: Uuid,
+    since_ms: Option<i64>,
 }
 
 impl Payments {
-    /// At the first one.
+    /// At the first one; those that may have been made since this moment are told apart.
     #[must_use]
-    pub const fn new() -> Self {
-        Self { last: Uuid::nil() }
+    pub const fn since(since_ms: Option<i64>) -> Self {
+        Self { last: Uuid::nil(), since_ms }
     }
 
     /// The next ones; none at the end.
@@ -158,22 +174,37 @@ impl Payments {
     /// # Errors
     /// The statement failed, or a row has a status that this program does not know.
     pub async fn page(&mut self, s: &mut Session) -> Result<Vec<Payment>, DbError> {
-        type Row = (Uuid, i64, String, String, String);
-        let rows: Vec<Row> = s.rows("reconcile_payments", PaymentsPage { after: self.last, page: PAGE }).await?;
+        type Row = (Uuid, i64, String, String, String, bool);
+        let page = PaymentsPage { since_ms: self.since_ms, after: self.last, page: PAGE };
+        let rows: Vec<Row> = s.rows("reconcile_payments", page).await?;
         self.last = rows.last().map_or(self.last, |(event_id, ..)| *event_id);
-        let payment = |(event_id, order_id, amount, currency, status): Row| {
+        let payment = |(event_id, order_id, amount, currency, status, is_later): Row| {
             let unknown = || DbError::program("reconcile_payments", format_args!("payment {event_id}: its status is unknown"));
             let status = PaymentStatus::from_word(&status).ok_or_else(unknown)?;
-            Ok(Payment { event_id, order_id, amount, currency, status })
+            Ok(Payment { event_id, order_id, amount, currency, status, is_later })
         };
         rows.into_iter().map(payment).collect()
     }
 }
 
-impl Default for Payments {
-    fn default() -> Self {
-        Self::new()
-    }
+/// Who pays after this call has returned does so in a transaction that began at this time or later, and the row says so: milliseconds
+/// since 1970, by the database's clock.
+///
+/// # Errors
+/// The statement failed.
+pub async fn begun_since(s: &mut Session) -> Result<i64, DbError> {
+    let budget_ms = i64::try_from(s.limits().budget.as_millis()).unwrap_or(i64::MAX);
+    let since = s.within("begun_since", async |s| s.row("begun_since", BegunSince { budget_ms }).await).await?;
+    Ok(since.expect("an aggregate has a row"))
+}
+
+/// All gaps of the group and topic.
+///
+/// # Errors
+/// The statement failed.
+pub async fn gaps(s: &mut Session, group: &str, topic: &str) -> Result<Vec<Gap>, DbError> {
+    let rows: Vec<(i32, i64, i64, bool)> = s.rows("reconcile_gaps", Gaps { group, topic }).await?;
+    Ok(rows.into_iter().map(|(partition, from, to, is_discarded)| Gap { partition, from, to, is_discarded }).collect())
 }
 
 /// Hands every held row of the group and topic to `see`, in no order of ids.
@@ -249,8 +280,33 @@ statement! {
 }
 
 statement! {
-    PaymentsPage { after: Uuid => SqlUuid, page: i64 => BigInt } -> (SqlUuid, BigInt, Text, Text, Text) {
-        "SELECT event_id, order_id, amount::text, currency, status FROM payment WHERE event_id > :after ORDER BY event_id LIMIT :page"
+    PaymentsPage { since_ms: Option<i64> => Nullable<BigInt>, after: Uuid => SqlUuid, page: i64 => BigInt }
+    -> (SqlUuid, BigInt, Text, Text, Text, Bool) {
+        "SELECT event_id, order_id, amount::text, currency, status, coalesce(created_at >= to_timestamp(:since_ms / 1000.0), false)
+         FROM payment WHERE event_id > :after ORDER BY event_id LIMIT :page"
+    }
+}
+
+// A row has the time at which its transaction began: of those that are open the oldest one counts, as long as ours can live at the most
+// where some cannot be seen. A second for who has begun and does not show it yet.
+statement! {
+    BegunSince { budget_ms: i64 => BigInt } -> BigInt {
+        "SELECT floor(extract(epoch FROM greatest(
+             now() - interval '1 millisecond' * :budget_ms,
+             CASE WHEN pg_is_in_recovery() OR bool_or(query = '<insufficient privilege>') THEN '-infinity' ELSE min(xact_start) END
+         )) * 1000)::bigint - 1000
+         FROM pg_stat_activity WHERE datname = current_database()"
+    }
+}
+
+// Where a gap ends stands in its words alone; a row without them stands for its first offset.
+statement! {
+    Gaps<'a> { group: &'a str => Text, topic: &'a str => Text } -> (Integer, BigInt, BigInt, Bool) {
+        "SELECT source.partition, held.source_offset,
+                coalesce(substring(held.error FROM '^records \\[[0-9]+, ([0-9]+)\\)')::bigint, held.source_offset + 1),
+                held.state = 'discarded'
+         FROM held_event AS held JOIN consumed_partition AS source ON source.id = held.source_id
+         WHERE source.consumer_group = :group AND source.topic = :topic AND held.reason = 'gap'"
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, BufWriter, Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::thread;
@@ -11,10 +11,26 @@ use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use onceward::lab::process::{TempFolder, exit_code};
+use onceward::lab::provider_stub::{Act, Rule};
 use serde_json::{Value, json};
 
 use crate::support::{Message, Order, World, eventually_equal, times};
 use crate::the_reconciler_finds_what_is_planted::{Run, post_charge};
+
+/// Exit code and numbers of an audit of this world.
+fn audit(world: &World, words: &[&str]) -> (u8, Value) {
+    let output = world.onceward(&[&["audit", "--format", "json"][..], words].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    (exit_code(output.status), serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}")))
+}
+
+/// Sends records, and has everything settled by an engine that has ended since.
+fn settle(world: &World, orders: &[Order]) {
+    world.topic.send(orders.iter().map(Order::message));
+    let engine = world.engine().start();
+    eventually_equal("all is committed", 0, || world.topic.lag(&world.group));
+    assert!(engine.terminate().success());
+}
 
 #[test]
 fn an_ordinary_run_adds_up_and_the_topic_says_what_the_log_says() {
@@ -164,6 +180,126 @@ fn a_range_is_cut_by_offsets_or_by_time_and_what_lies_outside_is_nobody_s_fault(
     assert!(said.contains("the log of partition 0 is [0, 30): 31 is not in it"), "{said}");
 }
 
+// CASES B09
+#[test]
+fn what_was_gone_before_it_was_read_is_named_until_somebody_has_decided() {
+    let world = World::with_partitions(1);
+    settle(&world, &Order::some(10));
+    world.topic.send(Order::some(10).iter().map(Order::message));
+    world.topic.delete_records(0, 15);
+    let gap = json!(["5 gone from the log before the group had read them: partition 0 offsets [10, 15)"]);
+    let (code, numbers) = audit(&world, &[]);
+    assert_eq!((code, &numbers["problems"]), (1, &gap), "nobody has written it down yet");
+
+    let engine = world.engine().set("kafka.on_gap", "continue").start();
+    eventually_equal("the rest is settled", 0, || world.topic.lag(&world.group));
+    for words in [&[][..], &["--tables-only"], &["--from", "0:17"]] {
+        let (code, numbers) = audit(&world, words);
+        assert_eq!((code, &numbers["problems"]), (1, &gap), "{words:?}");
+    }
+
+    let row = world.database.text("SELECT id FROM held_event WHERE reason = 'gap'");
+    let discard = ["held", "discard", &row, "--because", "test orders", "--actor", "ann"];
+    assert!(world.onceward(&discard).status.success());
+    eventually_equal("it is discarded", "discarded".to_owned(), || world.database.text("SELECT state FROM held_event"));
+    let (code, numbers) = audit(&world, &[]);
+    assert_eq!((code, &numbers["produced"]), (0, &json!(5)), "{numbers}");
+    assert!(engine.terminate().success());
+}
+
+#[test]
+fn a_partition_that_the_group_has_never_had_is_not_left_out_in_silence() {
+    let world = World::with_partitions(1);
+    settle(&world, &Order::some(3));
+    world.topic.grow(2);
+    world.topic.send(Order::some(4).iter().map(|order| order.message().partition(1)));
+    let (code, numbers) = audit(&world, &[]);
+    let problem = "4 not settled, in partitions that the group has never taken over: partition 1 offsets [0, 4)";
+    assert_eq!((code, &numbers["produced"], &numbers["problems"]), (1, &json!(3), &json!([problem])));
+
+    settle(&world, &[]);
+    let (code, numbers) = audit(&world, &[]);
+    assert_eq!((code, &numbers["produced"]), (0, &json!(7)), "{numbers}");
+}
+
+#[test]
+fn what_was_asked_for_and_is_not_in_the_log_any_more_is_named() {
+    let world = World::with_partitions(1);
+    settle(&world, &Order::some(30));
+    world.topic.delete_records(0, 10);
+    for (words, produced, problem) in [
+        (vec![], 20, None),
+        (vec!["--from", "0:10"], 20, None),
+        (vec!["--from", "0:4"], 20, Some("6 gone from the log before they could be audited: partition 0 offsets [4, 10)")),
+        (
+            vec!["--from", "0:4", "--to", "0:7"],
+            0,
+            Some("3 gone from the log before they could be audited: partition 0 offsets [4, 7)"),
+        ),
+    ] {
+        let (code, numbers) = audit(&world, &words);
+        let expected = (u8::from(problem.is_some()), &json!(produced), &json!(Vec::from_iter(problem)));
+        assert_eq!((code, &numbers["produced"], &numbers["problems"]), expected, "{words:?}");
+    }
+}
+
+#[test]
+fn what_the_log_loses_while_it_is_audited_is_named() {
+    let world = World::with_partitions(1);
+    let folder = TempFolder::new("state").expect("a folder");
+    let state = folder.path().display().to_string();
+    assert!(world.onceward(&["produce", "--count", "25000"]).status.success());
+    let range = ["audit", "--from", "0:0", "--to", "0:25000", "--memory", "1", "--format", "json", "--state", &state];
+    let killed = world.engine().environment("ONCEWARD_CRASH_POINTS", "run_kept:kill:1").run_to_end(&range);
+    assert_eq!(killed.status.signal(), Some(9), "{}", String::from_utf8_lossy(&killed.stderr));
+    let manifest: Value = serde_json::from_slice(&fs::read(folder.path().join("audit.json")).expect("a file")).expect("JSON");
+    let next = manifest["reached"]["parts"]["0"]["next"].as_i64().expect("an offset");
+    assert!((1..24_900).contains(&next), "one run is kept: {next}");
+
+    world.topic.delete_records(0, next + 100);
+    let (code, numbers) = audit(&world, &range[1..]);
+    assert_eq!((code, &numbers["produced"]), (1, &json!(24_900)), "{numbers}");
+    let problem = format!("100 gone from the log before they could be audited: partition 0 offsets [{next}, {})", next + 100);
+    assert_eq!(numbers["problems"][0], json!(problem), "{numbers}");
+}
+
+#[test]
+fn an_event_that_is_tried_again_behind_the_back_of_the_ledger_is_no_contradiction() {
+    let world = World::with_partitions(1);
+    let order = Order::new();
+    world.provider.script([Rule::for_order(order.order_id, Act::status(500))]);
+    world.topic.send([order.message()]);
+    let engine = world.engine().set("retry.max_attempts", 1000).start();
+    eventually_equal("it is held, and its record is settled", 0, || world.topic.lag(&world.group));
+
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut reader = listener.accept().expect("a reader").0;
+            read_request(&mut reader);
+            // The ledger says what it has: nothing. Before the rows are read, there is more.
+            world.provider.clear_script();
+            eventually_equal("it is paid", 1, || world.database.count("SELECT count(*) FROM payment"));
+            write!(reader, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").expect("an answer");
+        });
+        let (code, numbers) = audit(&world, &["--ledger", &format!("http://{address}")]);
+        drop(TcpStream::connect(address)); // so that nobody waits for an audit that did not ask
+        assert_eq!((code, &numbers["charged"]), (0, &json!(1)), "{numbers}");
+    });
+
+    // A payment that is older than what the ledger says must be in it.
+    let folder = TempFolder::new("ledger").expect("a folder");
+    let empty = folder.path().join("empty");
+    File::create(&empty).expect("a file");
+    let problem = format!("1 charged in the payment table, not at the provider: {}", order.event_id);
+    eventually_equal("it is missed", (1, json!([problem])), || {
+        let (code, numbers) = audit(&world, &["--ledger", &serve(&empty)]);
+        (code, numbers["problems"].clone())
+    });
+    assert!(engine.terminate().success());
+}
+
 #[test]
 fn an_audit_beside_a_running_group_finds_nothing_wrong() {
     let world = World::new();
@@ -295,14 +431,18 @@ fn serve(ledger: &Path) -> String {
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a reader");
-        let (mut request, mut byte) = (Vec::new(), [0]);
-        while !request.ends_with(b"\r\n\r\n") {
-            stream.read_exact(&mut byte).expect("a request");
-            request.push(byte[0]);
-        }
+        read_request(&mut stream);
         let length = ledger.metadata().expect("a file").len();
         write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n").expect("an answer");
         std::io::copy(&mut ledger, &mut stream).expect("the ledger");
     });
     url
+}
+
+fn read_request(stream: &mut TcpStream) {
+    let (mut request, mut byte) = (Vec::new(), [0]);
+    while !request.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).expect("a request");
+        request.push(byte[0]);
+    }
 }
