@@ -86,6 +86,9 @@ impl Request {
         }
         match (self, reason) {
             (Self::Replay, HeldReason::Conflict) => Err("a conflict can only be discarded"),
+            (Self::Replay, HeldReason::Gap) => {
+                Err("the log had lost these records before they were read: it can only be discarded")
+            }
             (Self::Discard, HeldReason::Unknown) => Err("nobody knows whether it was charged: it is resolved, never discarded"),
             (Self::Discard, HeldReason::ChargedNotRecorded) => Err("it was charged: a replay writes its row and asks nobody"),
             (Self::Charged(_) | Self::NotCharged, HeldReason::Unknown) | (Self::Replay | Self::Discard, _) => Ok(()),
@@ -142,7 +145,8 @@ mod tests {
             let [replay, discard, charged, not_charged] =
                 requests.each_ref().map(|request| request.permitted(state, reason).is_ok());
             let tried = matches!(state, HeldState::Parked | HeldState::Retrying);
-            assert_eq!(replay, tried && reason != HeldReason::Conflict, "{state:?} {reason:?}");
+            let has_an_event = !matches!(reason, HeldReason::Conflict | HeldReason::Gap);
+            assert_eq!(replay, tried && has_an_event, "{state:?} {reason:?}");
             assert_eq!(charged, tried && reason == HeldReason::Unknown, "{state:?} {reason:?}");
             assert_eq!(charged, not_charged);
             let happened = matches!(reason, HeldReason::Unknown | HeldReason::ChargedNotRecorded);
