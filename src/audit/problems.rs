@@ -64,34 +64,53 @@ impl Problem {
 
 /// How many of each kind, and the first few by name.
 #[derive(Default)]
-pub(super) struct Problems(BTreeMap<Problem, (u64, BTreeSet<String>)>);
+pub(super) struct Problems(BTreeMap<Problem, OfKind>);
+
+#[derive(Default)]
+struct OfKind {
+    count: u64,
+    examples: BTreeSet<String>,
+    /// There is more than what is named.
+    has_more: bool,
+}
 
 impl Problems {
     /// As many are named.
     pub(super) const EXAMPLES: usize = 5;
 
     pub(super) fn add(&mut self, problem: Problem, what: impl fmt::Display) {
-        self.add_some(problem, 1, [what.to_string()]);
+        self.add_all(problem, 1, what);
+    }
+
+    /// `count` at once, all of them under one name.
+    pub(super) fn add_all(&mut self, problem: Problem, count: u64, what: impl fmt::Display) {
+        self.0.entry(problem).or_default().add(count, what.to_string());
     }
 
     /// `count` at once, with the first few of their names.
     pub(super) fn add_some(&mut self, problem: Problem, count: u64, first: impl IntoIterator<Item = String>) {
-        let (sum, examples) = self.0.entry(problem).or_default();
-        *sum += count;
-        for name in first {
-            examples.insert(name);
-            if examples.len() > Self::EXAMPLES {
-                examples.pop_last();
-            }
-        }
+        let of_kind = self.0.entry(problem).or_default();
+        let named = first.into_iter().map(|name| of_kind.add(0, name)).count() as u64;
+        of_kind.count += count;
+        of_kind.has_more |= count > named;
     }
 
     pub(super) fn into_sentences(self) -> Vec<String> {
-        let sentence = |(problem, (count, examples)): (Problem, (u64, BTreeSet<String>))| {
+        let sentence = |(problem, OfKind { count, examples, has_more }): (Problem, OfKind)| {
             let listed = examples.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-            let more = if count > examples.len() as u64 { ", …" } else { "" };
-            format!("{count} {}: {listed}{more}", problem.in_words())
+            format!("{count} {}: {listed}{}", problem.in_words(), if has_more { ", …" } else { "" })
         };
         self.0.into_iter().map(sentence).collect()
+    }
+}
+
+impl OfKind {
+    fn add(&mut self, count: u64, name: String) {
+        self.count += count;
+        self.examples.insert(name);
+        if self.examples.len() > Problems::EXAMPLES {
+            self.examples.pop_last();
+            self.has_more = true;
+        }
     }
 }

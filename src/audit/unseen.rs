@@ -28,7 +28,8 @@ impl Unseen {
         for (problem, partitions) in self.0 {
             for (partition, ranges) in partitions {
                 for (from, to) in without(ranges, frontier.passed_over(partition)) {
-                    problems.add_some(problem, from.abs_diff(to), [format!("partition {partition} offsets [{from}, {to})")]);
+                    let range = format_args!("partition {partition} offsets [{from}, {to})");
+                    problems.add_all(problem, from.abs_diff(to), range);
                 }
             }
         }

@@ -249,7 +249,7 @@ fn what_the_log_loses_while_it_is_audited_is_named() {
     let folder = TempFolder::new("state").expect("a folder");
     let state = folder.path().display().to_string();
     assert!(world.onceward(&["produce", "--count", "25000"]).status.success());
-    let range = ["audit", "--from", "0:0", "--to", "0:25000", "--memory", "1", "--format", "json", "--state", &state];
+    let range = ["audit", "--from", "0:0", "--to", "0:25000", "--memory", "1", "--state", &state];
     let killed = world.engine().environment("ONCEWARD_CRASH_POINTS", "run_kept:kill:1").run_to_end(&range);
     assert_eq!(killed.status.signal(), Some(9), "{}", String::from_utf8_lossy(&killed.stderr));
     let manifest: Value = serde_json::from_slice(&fs::read(folder.path().join("audit.json")).expect("a file")).expect("JSON");
