@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use actix::prelude::*;
 use futures_util::FutureExt;
-use tracing::warn;
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::crash::CrashPoint;
@@ -299,6 +299,7 @@ async fn run<H: Business>(
                 return (Done::Settled(settled), Some(session));
             }
             Err(TransactionError::Body(BatchError::NoDay)) if days_made < DAY_TRIES => {
+                info!(partition = batch.partition, "a day of ids is not there: it is made, unless it is forgotten, and the batch runs again");
                 days_made += 1;
                 engine.days.forget();
                 continue;

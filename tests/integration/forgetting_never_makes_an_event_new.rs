@@ -239,6 +239,7 @@ fn a_batch_that_meets_a_day_on_its_way_out_decides_anew_about_that_days_events_a
     owner.rows("COMMIT");
 
     all_settled(&world);
+    assert!(running.log().contains("a day of ids is not there"), "it has read the floor before it was raised");
     let all: Vec<Order> = known.into_iter().chain(current).collect();
     assert_charged_once(&world.provider, &all);
     assert_eq!(world.provider.calls().posts, 5);
