@@ -197,7 +197,10 @@ impl Desk {
         let before = batch.answers.get(event_id);
         let not_written = before.as_ref().map_or(0, |kept| kept.unknown_answers);
         let had_unknown = unknown_before + not_written > 0;
-        let call = match self.may_start(batch).and_then(|()| self.breaker.begin(event_id, had_unknown, begun)) {
+        if !self.in_time(batch) {
+            return Called::NotStarted { wait: Duration::ZERO };
+        }
+        let call = match self.breaker.begin(event_id, had_unknown, begun) {
             Ok(call) => call,
             Err(wait) => return Called::NotStarted { wait },
         };
