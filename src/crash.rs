@@ -32,6 +32,8 @@ pub enum CrashPoint {
     Fenced,
     /// The claims are inserted.
     Claimed,
+    /// A key was taken: an optimistic batch is rolled back, and comes again in the other form.
+    KeyTaken,
     /// Held events that are due are locked.
     DueLocked,
     /// The attempts are durable; nobody is called yet.
@@ -62,7 +64,7 @@ pub enum CrashPoint {
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
@@ -75,6 +77,7 @@ impl CrashPoint {
         Self::ClaimsDeleted,
         Self::Fenced,
         Self::Claimed,
+        Self::KeyTaken,
         Self::DueLocked,
         Self::AttemptsOpened,
         Self::Answered,
@@ -106,6 +109,7 @@ impl CrashPoint {
             Self::ClaimsDeleted => "claims_deleted",
             Self::Fenced => "fenced",
             Self::Claimed => "claimed",
+            Self::KeyTaken => "key_taken",
             Self::DueLocked => "due_locked",
             Self::AttemptsOpened => "attempts_opened",
             Self::Answered => "answered",

@@ -27,6 +27,7 @@ pub mod window;
 pub mod batch;
 pub mod dedup;
 mod due;
+pub mod form;
 mod horizon;
 pub mod pace;
 pub mod refusal;

@@ -13,7 +13,7 @@ use onceward::handler::Event as _;
 use onceward::record::{Epoch, SourceId};
 use onceward::store::batch_text::BatchText;
 use onceward::store::processed_events::ClaimTable;
-use onceward::store::{Store, consumed_partitions, retention};
+use onceward::store::{Form, Store, consumed_partitions, retention};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
@@ -150,7 +150,7 @@ impl Owner {
     async fn connect(url: &str, sources: Vec<Source>) -> Result<Self> {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
         tokio::spawn(connection);
-        let text = BatchText::new(&settings(url).limits);
+        let text = BatchText::new(&settings(url).limits, Form::OnConflict);
         Ok(Self {
             fence: client.prepare_typed(&text.fence, &[INT4, INT8]).await?,
             claim: client.prepare_typed(&text.claim, &[TEXT, INT4, UUIDS, INT8S, INT8S]).await?,

@@ -24,9 +24,10 @@ use crate::held::RetryPolicy;
 use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::due::{Which, run_held};
+use crate::pipeline::form::Forms;
 use crate::pipeline::horizon;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
-use crate::pipeline::refusal::{Refusal, row_error};
+use crate::pipeline::refusal::{Refusal, Try, row_error};
 use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
@@ -36,7 +37,7 @@ use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::processed_events::{ClaimRow, ClaimTable};
-use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
+use crate::store::{DbError, ErrorClass, Form, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events, old_claims};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
@@ -126,6 +127,8 @@ pub struct RunBatch<A> {
     pub held: Arc<OpenHeld>,
     /// Answers of earlier tries.
     pub answers: Answers<A>,
+    /// The forms of the partition's batches.
+    pub forms: Forms,
     /// Raised: start no call.
     pub stop: StopFlag,
 }
@@ -192,6 +195,8 @@ pub(super) enum BatchError {
     WentBack { found: Option<NextOffset>, written: Written },
     #[error("no day partition of processed_event takes these ids, although they were made, or one was taken away again and again")]
     NoDay,
+    #[error("a key is taken that a plain INSERT has found free before")]
+    Taken,
     #[error("{0} claimed ids are neither inserted nor found: a trigger or a foreign unique index swallows rows of processed_event")]
     Swallowed(usize),
     #[error("the handler panicked")]
@@ -270,6 +275,7 @@ async fn run<H: Business>(
     let mut days_made = 0;
     let mut alone: Option<Refusal> = None;
     let mut days = Vec::new();
+    let mut form = batch.forms.next();
     loop {
         let mut session = match kept.take() {
             Some(session) => session,
@@ -281,7 +287,10 @@ async fn run<H: Business>(
         // What COMMIT would write, should its answer be lost.
         let mut perhaps = None;
         let result = match &batch.work {
-            Work::Window(window) => run_window(&engine, &mut session, &batch, window, alone.as_ref(), &mut perhaps).await,
+            Work::Window(window) => {
+                let this = Try { form, refusal: alone.as_ref() };
+                run_window(&engine, &mut session, &batch, window, this, &mut perhaps).await
+            }
             Work::Requests => run_requests(&engine, &mut session, &batch).await,
             Work::Held { limit, requested_only } => {
                 let which = Which { limit: *limit, requested_only: *requested_only, refusal: alone.as_ref() };
@@ -297,6 +306,15 @@ async fn run<H: Business>(
                     CrashPoint::Confirmed.passed();
                 }
                 return (Done::Settled(settled), Some(session));
+            }
+            // Nothing has happened but calls, whose answers are kept.
+            Err(TransactionError::Body(BatchError::Taken)) if form == Form::Optimistic => {
+                batch.forms.missed();
+                metrics::claims(metrics::Claims::Taken);
+                CrashPoint::KeyTaken.passed();
+                form = Form::OnConflict;
+                kept = session.is_settled().then_some(session);
+                continue;
             }
             Err(TransactionError::Body(BatchError::NoDay)) if days_made < DAY_TRIES => {
                 days_made += 1;
@@ -327,7 +345,7 @@ fn give_up(error: BatchError) -> Done {
         BatchError::Refused(refusal) => Done::Refused(refusal),
         BatchError::WentBack { .. } => Done::WentBack(words),
         BatchError::Swallowed(_) => Done::Stop { reason: words, serves: false },
-        BatchError::Panicked | BatchError::NoDay => Done::Stop { reason: words, serves: true },
+        BatchError::Panicked | BatchError::NoDay | BatchError::Taken => Done::Stop { reason: words, serves: true },
         BatchError::Database(error) => match error.class() {
             class @ (ErrorClass::Connection | ErrorClass::Retry) => {
                 let (rebump, contention) = (class == ErrorClass::Connection, error.is_contention());
@@ -344,7 +362,7 @@ async fn run_window<H: Business>(
     session: &mut Session,
     run: &RunBatch<H::Answer>,
     window: &WindowBatch,
-    refusal: Option<&Refusal>,
+    this: Try<'_>,
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
@@ -354,12 +372,12 @@ async fn run_window<H: Business>(
     CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
 
-    let (mut written, mut newly_held) = (started, String::new());
-    let error_of = |error| row_error(error, window.records().len(), None, refusal);
+    let (mut written, mut newly_held, mut all_new) = (started, String::new(), None);
+    let error_of = |error| row_error(error, window.records().len(), None, this);
     let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
-        let claimed = claim(engine, tx, run, &mut batch).await?;
+        let claimed = claim(engine, tx, run, this.form, &mut batch, &mut all_new).await?;
         let events = batch.take_claimed(&run.doubt);
-        let outcomes = apply(engine, tx, run, &events, refusal).await.map_err(error_of)?;
+        let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
         batch.conclude(outcomes, &engine.retry);
 
         let settling = Instant::now();
@@ -391,6 +409,10 @@ async fn run_window<H: Business>(
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
     CrashPoint::Committed.passed();
+    if let Some(all_new) = all_new {
+        run.forms.committed(this.form, all_new);
+        metrics::claims(this.form.into());
+    }
     if !newly_held.is_empty() {
         warn!(partition = run.partition, held = newly_held, "not applied; `onceward held list` shows them");
     }
@@ -420,12 +442,15 @@ async fn discarded<A>(
     held_turns::discarded(session, run.source, &read_before).await
 }
 
-/// Fence, claim, look up, wait behind what is held. Out: the ids claimed by this transaction.
+/// Fence, claim, look up, wait behind what is held. Out: the ids claimed by this transaction, and whether that was all, if there were any to
+/// claim.
 async fn claim<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
+    form: Form,
     batch: &mut Batch<'_, H::Event>,
+    all_new: &mut Option<bool>,
 ) -> Result<HashSet<Uuid>, BatchError> {
     let started = Instant::now();
     if let Some(floor) = fence(engine, tx, run).await? {
@@ -434,8 +459,9 @@ async fn claim<H: Business>(
     let rows = batch.claims();
     let mut claimed = HashSet::new();
     if !rows.is_empty() {
-        claimed = claim_rows(engine, tx, run.source, &rows).await?;
+        claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
         CrashPoint::Claimed.passed();
+        *all_new = Some(claimed.len() == rows.len());
         let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
         if !missing.is_empty() {
             let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
@@ -443,7 +469,7 @@ async fn claim<H: Business>(
             if !unexplained.is_empty() {
                 // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
                 let again: Vec<_> = rows.into_iter().filter(|row| unexplained.contains(&row.event_id)).collect();
-                let late = claim_rows(engine, tx, run.source, &again).await?;
+                let late = claim_rows(engine, tx, run.source, &again, Form::OnConflict).await?;
                 if late.len() < again.len() {
                     return Err(BatchError::Swallowed(again.len() - late.len()));
                 }
@@ -479,10 +505,14 @@ pub(super) async fn claim_rows<H: Business>(
     tx: &mut Session,
     source: SourceId,
     rows: &[ClaimRow],
+    form: Form,
 ) -> Result<HashSet<Uuid>, BatchError> {
-    engine.claims.claim(tx, &engine.group, source, rows).await.map_err(|error| match error.sqlstate() {
+    engine.claims.claim(tx, &engine.group, source, rows, form).await.map_err(|error| match error.sqlstate() {
         // check_violation of the claim itself: no partition takes the row.
         Some("23514") => BatchError::NoDay,
+        // Which key it was, its name does not say: each day has its own, and so has the table of another service. If it was not the
+        // claim's, the other form will say so.
+        Some(_) if form == Form::Optimistic && error.is_taken() => BatchError::Taken,
         Some(_) | None => BatchError::Database(error),
     })
 }
@@ -493,7 +523,7 @@ pub(super) async fn apply<H: Business>(
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
     events: &[Claimed<H::Event>],
-    refusal: Option<&Refusal>,
+    this: Try<'_>,
 ) -> Result<Vec<Outcome>, BatchError> {
     if events.is_empty() {
         return Ok(Vec::new());
@@ -503,13 +533,14 @@ pub(super) async fn apply<H: Business>(
         source: run.source,
         epoch: run.epoch,
         group: Arc::clone(&engine.group),
+        form: this.form,
         deadline: started + engine.effect_deadline,
         deadline_wall: SystemTime::now() + engine.effect_deadline,
         stop: run.stop.clone(),
         answers: run.answers.clone(),
     };
     let apply = async {
-        let Some(refusal) = refusal else { return engine.handler.apply(tx, &context, events).await };
+        let Some(refusal) = this.refusal else { return engine.handler.apply(tx, &context, events).await };
         let mut outcomes = Vec::with_capacity(events.len());
         for event in events {
             outcomes.push(engine.handler.refused(tx, &context, event, &refusal.error).await?);

@@ -4,7 +4,7 @@
 //!
 //! Invariant: the text is made from the statements that the store runs; there is no copy that could differ.
 
-use super::{TimeLimits, consumed_partitions, payments, processed_events};
+use super::{Form, TimeLimits, consumed_partitions, payments, processed_events};
 
 /// In the order of the transaction.
 #[derive(Clone, Debug)]
@@ -13,10 +13,10 @@ pub struct BatchText {
     pub begin: String,
     /// `$1` source, `$2` epoch; next offset and floor come back.
     pub fence: String,
-    /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; the new ids come back.
+    /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; in the form `OnConflict` the new ids come back.
     pub claim: String,
-    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; the new ids
-    /// come back.
+    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; what comes
+    /// back is as with the claim.
     pub insert_payments: String,
     /// `$1` next offset, `$2` digest, `$3` the records' time, `$4` source, `$5` epoch.
     pub advance: String,
@@ -25,14 +25,14 @@ pub struct BatchText {
 }
 
 impl BatchText {
-    /// With these limits.
+    /// With these limits, in this form.
     #[must_use]
-    pub fn new(limits: &TimeLimits) -> Self {
+    pub fn new(limits: &TimeLimits, form: Form) -> Self {
         Self {
             begin: limits.begin(),
             fence: consumed_partitions::fence_text(),
-            claim: processed_events::claim_text(),
-            insert_payments: payments::insert_text(),
+            claim: processed_events::claim_text(form),
+            insert_payments: payments::insert_text(form),
             advance: consumed_partitions::advance_text(),
             commit: "COMMIT",
         }
