@@ -46,8 +46,6 @@ pub enum CrashPoint {
     AttemptsSettled,
     /// The held rows are inserted.
     HeldWritten,
-    /// The frontier is written; COMMIT comes next.
-    FrontierWritten,
     /// COMMIT was answered.
     Committed,
     /// The OffsetActor knows.
@@ -64,7 +62,7 @@ pub enum CrashPoint {
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 25] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
@@ -84,7 +82,6 @@ impl CrashPoint {
         Self::PaymentsWritten,
         Self::AttemptsSettled,
         Self::HeldWritten,
-        Self::FrontierWritten,
         Self::Committed,
         Self::Confirmed,
         Self::OffsetsCommitted,
@@ -116,7 +113,6 @@ impl CrashPoint {
             Self::PaymentsWritten => "payments_written",
             Self::AttemptsSettled => "attempts_settled",
             Self::HeldWritten => "held_written",
-            Self::FrontierWritten => "frontier_written",
             Self::Committed => "committed",
             Self::Confirmed => "confirmed",
             Self::OffsetsCommitted => "offsets_committed",

@@ -80,9 +80,9 @@ label! {
         Claim = "claim",
         /// The handler, its calls included.
         Apply = "apply",
-        /// Held rows, claims given back and the frontier.
+        /// Held rows and claims given back.
         Settle = "settle",
-        /// The commit alone.
+        /// The frontier and the commit.
         Commit = "commit",
     }
 }

@@ -33,12 +33,12 @@ use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::{Duplicates, Status};
-use crate::store::consumed_partitions::Doubt;
+use crate::store::consumed_partitions::{Doubt, Fence};
 use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::processed_events::{ClaimRow, ClaimTable};
 use crate::store::{DbError, ErrorClass, Form, PooledSession, Session, Store, TimeLimits, TransactionError};
-use crate::store::{consumed_partitions, held_events, old_claims};
+use crate::store::{consumed_partitions, held_events};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
@@ -374,8 +374,10 @@ async fn run_window<H: Business>(
 
     let (mut written, mut newly_held, mut all_new) = (started, String::new(), None);
     let error_of = |error| row_error(error, window.records().len(), None, this);
-    let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
-        let claimed = claim(engine, tx, run, this.form, &mut batch, &mut all_new).await?;
+    let claiming = Instant::now();
+    let settled = fenced(engine, session, run, "batch", async |tx, floor| {
+        let claimed = claim(engine, tx, run, this.form, floor, &mut batch, &mut all_new).await?;
+        metrics::stage(metrics::Stage::Claim, claiming.elapsed());
         let events = batch.take_claimed(&run.doubt);
         let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
         batch.conclude(outcomes, &engine.retry);
@@ -396,8 +398,7 @@ async fn run_window<H: Business>(
         let frontier = window.frontier(&given_back);
         if Some(frontier.next_offset) != run.written.surely || run.written.perhaps.is_some() {
             let made = window.made_first();
-            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made).await?;
-            CrashPoint::FrontierWritten.passed();
+            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made);
         }
         *perhaps = Some(frontier.next_offset);
         let held = if holds { Some(held_turns::open(tx, run.source).await?) } else { None };
@@ -442,18 +443,17 @@ async fn discarded<A>(
     held_turns::discarded(session, run.source, &read_before).await
 }
 
-/// Fence, claim, look up, wait behind what is held. Out: the ids claimed by this transaction, and whether that was all, if there were any to
-/// claim.
+/// Claim, look up, wait behind what is held. Out: the ids claimed by this transaction, and whether that was all, if there were any to claim.
 async fn claim<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
     form: Form,
+    floor: Option<Uuid>,
     batch: &mut Batch<'_, H::Event>,
     all_new: &mut Option<bool>,
 ) -> Result<HashSet<Uuid>, BatchError> {
-    let started = Instant::now();
-    if let Some(floor) = fence(engine, tx, run).await? {
+    if let Some(floor) = floor {
         horizon::look(engine, tx, run.source, floor, batch).await?;
     }
     let rows = batch.claims();
@@ -478,26 +478,27 @@ async fn claim<H: Business>(
         }
     }
     batch.wait_behind(&run.held.sequences);
-    metrics::stage(metrics::Stage::Claim, started.elapsed());
     Ok(claimed)
 }
 
-/// Locks the ownership row; out: the retention floor as of this transaction.
-pub(super) async fn fence<H: Business>(
+/// A transaction that has locked its ownership row. Its body gets the retention floor as of this transaction.
+pub(super) async fn fenced<H: Business, T>(
     engine: &Engine<H>,
-    tx: &mut Session,
+    session: &mut Session,
     run: &RunBatch<H::Answer>,
-) -> Result<Option<Uuid>, BatchError> {
-    if !engine.claims.by_day {
-        // Who waits for the lock has read the floor already. Whoever deletes claims must see that somebody has.
-        old_claims::show_as_a_writer(tx).await?;
-    }
-    let fence = consumed_partitions::fence(tx, run.source, run.epoch).await?.ok_or(BatchError::Fenced)?;
-    if !run.written.allows(fence.next_offset) {
-        return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
-    }
-    CrashPoint::Fenced.passed();
-    Ok(fence.floor)
+    name: &'static str,
+    body: impl AsyncFnOnce(&mut Session, Option<Uuid>) -> Result<T, BatchError>,
+) -> Result<T, TransactionError<BatchError>> {
+    let (words, owner) = (engine.claims.opening(), (run.source, run.epoch));
+    consumed_partitions::fenced(session, name, &engine.limits, words, owner, async |tx: &mut Session, fence: Option<Fence>| {
+        let fence = fence.ok_or(BatchError::Fenced)?;
+        if !run.written.allows(fence.next_offset) {
+            return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
+        }
+        CrashPoint::Fenced.passed();
+        body(tx, fence.floor).await
+    })
+    .await
 }
 
 pub(super) async fn claim_rows<H: Business>(

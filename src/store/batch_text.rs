@@ -5,23 +5,20 @@
 //! Invariant: the text is made from the statements that the store runs; there is no copy that could differ.
 
 use super::{Form, TimeLimits, consumed_partitions, payments, processed_events};
+use crate::record::{Epoch, NextOffset, RecordDigest, SourceId};
 
 /// In the order of the transaction.
 #[derive(Clone, Debug)]
 pub struct BatchText {
     /// Without parameters.
     pub begin: String,
-    /// `$1` source, `$2` epoch; next offset and floor come back.
+    /// In the same flight. `$1` source, `$2` epoch; next offset and floor come back.
     pub fence: String,
     /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; in the form `OnConflict` the new ids come back.
     pub claim: String,
     /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; what comes
     /// back is as with the claim.
     pub insert_payments: String,
-    /// `$1` next offset, `$2` digest, `$3` the records' time, `$4` source, `$5` epoch.
-    pub advance: String,
-    /// Without parameters.
-    pub commit: &'static str,
 }
 
 impl BatchText {
@@ -33,8 +30,12 @@ impl BatchText {
             fence: consumed_partitions::fence_text(),
             claim: processed_events::claim_text(form),
             insert_payments: payments::insert_text(form),
-            advance: consumed_partitions::advance_text(),
-            commit: "COMMIT",
         }
+    }
+
+    /// The frontier and COMMIT, one message; `made_ms`: the records' own time.
+    #[must_use]
+    pub fn end(source: SourceId, epoch: Epoch, next: NextOffset, digest: RecordDigest, made_ms: i64) -> String {
+        consumed_partitions::advance_text(source, epoch, next, Some(digest), Some(made_ms)) + "; COMMIT"
     }
 }

@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
+use super::old_claims::SHOW_AS_A_WRITER;
 use super::statement::statement;
 use super::{DbError, Form, Session};
 use crate::handler::EventDigest;
@@ -58,6 +59,13 @@ impl ClaimTable {
         let shape = s.within("claim_table", async |s| s.row("claim_table", Shape {}).await).await?;
         let (by_day, of_groups, explains) = shape.ok_or_else(|| DbError::program("claim_table", "there is no processed_event"))?;
         Ok(Self { by_day, of_groups, explains })
+    }
+
+    /// What a transaction that claims must say with BEGIN. Who waits for the fence has read the floor already; where there are no days,
+    /// whoever deletes claims must see that somebody has.
+    #[must_use]
+    pub const fn opening(self) -> &'static str {
+        if self.by_day { "" } else { SHOW_AS_A_WRITER }
     }
 
     /// Claims the events and returns the ids that are new. An id that another open transaction claims is waited for.
