@@ -25,6 +25,7 @@ pub mod partition;
 pub mod window;
 
 pub mod batch;
+mod claim;
 pub mod dedup;
 mod due;
 pub mod form;

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant, SystemTime};
 use actix::prelude::*;
 use futures_util::FutureExt;
 use tracing::warn;
-use uuid::Uuid;
 
 use crate::crash::CrashPoint;
 use crate::event::Money;
@@ -23,6 +22,7 @@ use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, HeldRe
 use crate::held::RetryPolicy;
 use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
+use crate::pipeline::claim::{claim, fenced};
 use crate::pipeline::due::{Which, run_held};
 use crate::pipeline::form::Forms;
 use crate::pipeline::horizon;
@@ -33,10 +33,10 @@ use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::{Duplicates, Status};
-use crate::store::consumed_partitions::{Doubt, Fence};
+use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
-use crate::store::processed_events::{ClaimRow, ClaimTable};
+use crate::store::processed_events::ClaimTable;
 use crate::store::{DbError, ErrorClass, Form, PooledSession, Session, Store, TimeLimits, TransactionError};
 use crate::store::{consumed_partitions, held_events};
 
@@ -441,81 +441,6 @@ async fn discarded<A>(
     let read_before = window.records().take_while(|record| run.held.last_discarded.is_some_and(|last| record.offset <= last));
     let read_before: Vec<_> = read_before.map(|record| (record.offset, record.digest())).collect();
     held_turns::discarded(session, run.source, &read_before).await
-}
-
-/// Claim, look up, wait behind what is held. Out: the ids claimed by this transaction, and whether that was all, if there were any to claim.
-async fn claim<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    run: &RunBatch<H::Answer>,
-    form: Form,
-    floor: Option<Uuid>,
-    batch: &mut Batch<'_, H::Event>,
-    all_new: &mut Option<bool>,
-) -> Result<HashSet<Uuid>, BatchError> {
-    if let Some(floor) = floor {
-        horizon::look(engine, tx, run.source, floor, batch).await?;
-    }
-    let rows = batch.claims();
-    let mut claimed = HashSet::new();
-    if !rows.is_empty() {
-        claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
-        CrashPoint::Claimed.passed();
-        *all_new = Some(claimed.len() == rows.len());
-        let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
-        if !missing.is_empty() {
-            let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
-            let unexplained = batch.seen(run.source, &claimed, &seen);
-            if !unexplained.is_empty() {
-                // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
-                let again: Vec<_> = rows.into_iter().filter(|row| unexplained.contains(&row.event_id)).collect();
-                let late = claim_rows(engine, tx, run.source, &again, Form::OnConflict).await?;
-                if late.len() < again.len() {
-                    return Err(BatchError::Swallowed(again.len() - late.len()));
-                }
-                claimed.extend(late);
-            }
-        }
-    }
-    batch.wait_behind(&run.held.sequences);
-    Ok(claimed)
-}
-
-/// A transaction that has locked its ownership row. Its body gets the retention floor as of this transaction.
-pub(super) async fn fenced<H: Business, T>(
-    engine: &Engine<H>,
-    session: &mut Session,
-    run: &RunBatch<H::Answer>,
-    name: &'static str,
-    body: impl AsyncFnOnce(&mut Session, Option<Uuid>) -> Result<T, BatchError>,
-) -> Result<T, TransactionError<BatchError>> {
-    let (words, owner) = (engine.claims.opening(), (run.source, run.epoch));
-    consumed_partitions::fenced(session, name, &engine.limits, words, owner, async |tx: &mut Session, fence: Option<Fence>| {
-        let fence = fence.ok_or(BatchError::Fenced)?;
-        if !run.written.allows(fence.next_offset) {
-            return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
-        }
-        CrashPoint::Fenced.passed();
-        body(tx, fence.floor).await
-    })
-    .await
-}
-
-pub(super) async fn claim_rows<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    source: SourceId,
-    rows: &[ClaimRow],
-    form: Form,
-) -> Result<HashSet<Uuid>, BatchError> {
-    engine.claims.claim(tx, &engine.group, source, rows, form).await.map_err(|error| match error.sqlstate() {
-        // check_violation of the claim itself: no partition takes the row.
-        Some("23514") => BatchError::NoDay,
-        // Which key it was, its name does not say: each day has its own, and so has the table of another service. If it was not the
-        // claim's, the other form will say so.
-        Some(_) if form == Form::Optimistic && error.is_taken() => BatchError::Taken,
-        Some(_) | None => BatchError::Database(error),
-    })
 }
 
 /// The effect, under a guard: a panic rolls the batch back and ends nothing else. After a `refusal` there is no effect.

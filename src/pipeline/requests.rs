@@ -12,7 +12,8 @@ use crate::crash::CrashPoint;
 use crate::handler::{Event, Found, Handler as Business};
 use crate::held::Request;
 use crate::pipeline::batch::decode_guarded;
-use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, fenced};
+use crate::pipeline::claim::fenced;
+use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled};
 use crate::store::held_requests::{self, CarriedOut, OpenRequest};
 use crate::store::{Session, TransactionError, held_turns};
 
