@@ -26,7 +26,7 @@ use crate::provider::{Breaker, Profile};
 use crate::record::{Record, SourceId};
 use crate::store::attempts::{self, NewAttempt, Opened};
 use crate::store::payments::{self, PaymentRow};
-use crate::store::{DbError, Pool, Session, Store};
+use crate::store::{DbError, Form, Pool, Session, Store};
 
 /// How long a batch waits before it looks for the payment actor again.
 const NO_ACTOR_WAIT: Duration = Duration::from_secs(1);
@@ -79,7 +79,9 @@ impl Handler for Billing {
             None => {
                 let events = events.iter().map(Claimed::event);
                 let rows = events.map(|event| Some(verdict::row_without_provider(event))).collect();
-                write_rows(tx, rows).await.map(|written| written.into_iter().map(|row| row.unwrap_or(Outcome::Applied)).collect())
+                write_rows(tx, rows, ctx.form)
+                    .await
+                    .map(|written| written.into_iter().map(|row| row.unwrap_or(Outcome::Applied)).collect())
             }
         }
     }
@@ -156,7 +158,7 @@ impl Provider {
         self.call(ctx, &mut verdicts).await;
 
         let rows = events.iter().zip(&verdicts).map(|(event, verdict)| verdict.payment_row(event)).collect();
-        let written = write_rows(tx, rows).await?;
+        let written = write_rows(tx, rows, ctx.form).await?;
         let outcomes: Vec<Outcome> =
             verdicts.iter().zip(written).map(|(verdict, written)| written.unwrap_or_else(|| verdict.outcome())).collect();
 
@@ -223,9 +225,9 @@ impl Provider {
 }
 
 /// Writes the rows. For a row that another one stood in the way of, what the comparison says; `None` for every other event.
-async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>) -> Result<Vec<Option<Outcome>>, DbError> {
+async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>, form: Form) -> Result<Vec<Option<Outcome>>, DbError> {
     let new: Vec<PaymentRow> = rows.iter().flatten().cloned().collect();
-    let written = payments::insert(tx, &new).await?;
+    let written = payments::insert(tx, &new, form).await?;
     if !new.is_empty() {
         CrashPoint::PaymentsWritten.passed();
     }

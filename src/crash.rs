@@ -32,6 +32,8 @@ pub enum CrashPoint {
     Fenced,
     /// The claims are inserted.
     Claimed,
+    /// A key was taken: an optimistic batch is rolled back, and comes again in the other form.
+    KeyTaken,
     /// Held events that are due are locked.
     DueLocked,
     /// The attempts are durable; nobody is called yet.
@@ -44,8 +46,6 @@ pub enum CrashPoint {
     AttemptsSettled,
     /// The held rows are inserted.
     HeldWritten,
-    /// The frontier is written; COMMIT comes next.
-    FrontierWritten,
     /// COMMIT was answered.
     Committed,
     /// The OffsetActor knows.
@@ -75,13 +75,13 @@ impl CrashPoint {
         Self::ClaimsDeleted,
         Self::Fenced,
         Self::Claimed,
+        Self::KeyTaken,
         Self::DueLocked,
         Self::AttemptsOpened,
         Self::Answered,
         Self::PaymentsWritten,
         Self::AttemptsSettled,
         Self::HeldWritten,
-        Self::FrontierWritten,
         Self::Committed,
         Self::Confirmed,
         Self::OffsetsCommitted,
@@ -106,13 +106,13 @@ impl CrashPoint {
             Self::ClaimsDeleted => "claims_deleted",
             Self::Fenced => "fenced",
             Self::Claimed => "claimed",
+            Self::KeyTaken => "key_taken",
             Self::DueLocked => "due_locked",
             Self::AttemptsOpened => "attempts_opened",
             Self::Answered => "answered",
             Self::PaymentsWritten => "payments_written",
             Self::AttemptsSettled => "attempts_settled",
             Self::HeldWritten => "held_written",
-            Self::FrontierWritten => "frontier_written",
             Self::Committed => "committed",
             Self::Confirmed => "confirmed",
             Self::OffsetsCommitted => "offsets_committed",

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::event::Money;
 use crate::record::{Epoch, KeyDigest, Offset, Record, SourceId};
-use crate::store::{DbError, Session};
+use crate::store::{DbError, Form, Session};
 
 /// A digest of an event's decoded fields in canonical form; the low byte is the version of that form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -403,6 +403,9 @@ pub struct BatchContext<A> {
     pub epoch: Epoch,
     /// The consumer group.
     pub group: Arc<str>,
+    /// How rows may be inserted: an error by which the optimistic form shows a taken key ([`DbError::is_taken`]) is nobody's fault. The
+    /// transaction is rolled back, and the batch comes again with the other form.
+    pub form: Form,
     /// No call may start that could end after this.
     pub deadline: Instant,
     /// The same on the wall clock, which also counts the time of a machine that was suspended.

@@ -17,6 +17,7 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 
 use self::series::{Definition, Family, Kind, Series};
 use crate::status::{PartitionStatus, Status};
+use crate::store::Form;
 use crate::store::retention::Kept;
 
 /// Declares a closed list of label values.
@@ -57,6 +58,18 @@ label! {
 }
 
 label! {
+    /// How the rows of a batch of records were inserted.
+    Claims {
+        /// Plainly: all of its events were new.
+        Optimistic = "optimistic",
+        /// With `ON CONFLICT`.
+        OnConflict = "on_conflict",
+        /// Plainly, and a key was taken: it was rolled back and ran again.
+        Taken = "taken",
+    }
+}
+
+label! {
     /// A part of a batch's time.
     Stage {
         /// From hand-over to the start of the transaction.
@@ -67,9 +80,9 @@ label! {
         Claim = "claim",
         /// The handler, its calls included.
         Apply = "apply",
-        /// Held rows, claims given back and the frontier.
+        /// Held rows and claims given back.
         Settle = "settle",
-        /// The commit alone.
+        /// The frontier and the commit.
         Commit = "commit",
     }
 }
@@ -181,6 +194,20 @@ pub fn duplicates(cause: DuplicateCause, count: usize) {
 /// One transaction with this many events has been committed.
 pub fn batch_size(events: usize) {
     BATCH_EVENTS.at(0).record(events as f64);
+}
+
+/// The claims of one batch were made, or found taken.
+pub fn claims(claims: Claims) {
+    CLAIMS.at(claims as usize).increment(1);
+}
+
+impl From<Form> for Claims {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Optimistic => Self::Optimistic,
+            Form::OnConflict => Self::OnConflict,
+        }
+    }
 }
 
 /// One stage of one batch is over.
@@ -344,6 +371,13 @@ static BATCH_EVENTS: Series<Histogram> = Series::new(Definition {
     kind: BATCH_SIZES,
     labels: &[],
     help: "Events in one committed transaction.",
+});
+
+static CLAIMS: Series<Counter> = Series::new(Definition {
+    name: "onceward_claims_total",
+    kind: Kind::Counter,
+    labels: &[("form", Claims::WORDS)],
+    help: "Batches by how their claims were made. `taken`: an optimistic one met a key that was not free, was rolled back and ran again.",
 });
 
 static STAGE: Series<Histogram> = Series::new(Definition {
@@ -553,6 +587,7 @@ static FAMILIES: &[&dyn Family] = &[
     &EVENTS,
     &DUPLICATES,
     &BATCH_EVENTS,
+    &CLAIMS,
     &STAGE,
     &RECORD_AGE,
     &PROVIDER_CALL,
@@ -710,7 +745,8 @@ mod tests {
 
     #[test]
     fn each_function_changes_its_own_series() {
-        let calls: [(fn(), &str); 15] = [
+        let calls: [(fn(), &str); 16] = [
+            (|| claims(Claims::Taken), "onceward_claims_total{form=\"taken\"}"),
             (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
             (|| batch_size(3), "onceward_batch_events_count"),
             (|| stage(Stage::Settle, Duration::ZERO), "onceward_stage_seconds_count{stage=\"settle\"}"),

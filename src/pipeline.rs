@@ -25,8 +25,10 @@ pub mod partition;
 pub mod window;
 
 pub mod batch;
+mod claim;
 pub mod dedup;
 mod due;
+pub mod form;
 mod horizon;
 pub mod pace;
 pub mod refusal;

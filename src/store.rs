@@ -40,6 +40,15 @@ pub use self::error::{DbError, ErrorClass};
 pub use self::migrate::{MigrateError, migrate, schema_is_current};
 pub use self::session::{ConnectionAbort, Pool, PooledSession, Session, SessionManager, TimeLimits, TransactionError};
 
+/// How rows are inserted whose keys may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// By a plain `INSERT`: a taken key is an error ([`DbError::is_taken`]), and the transaction is to be rolled back.
+    Optimistic,
+    /// With `ON CONFLICT DO NOTHING`: what is taken stays as it is.
+    OnConflict,
+}
+
 /// What the store must be told. It holds the password, so it shows itself without its URL.
 #[derive(Clone)]
 pub struct Settings {

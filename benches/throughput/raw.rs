@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use onceward::event::{Currency, Money, OrderConfirmedBuilder};
 use onceward::handler::Event as _;
-use onceward::record::{Epoch, SourceId};
+use onceward::record::{Epoch, NextOffset, RecordDigest, SourceId};
 use onceward::store::batch_text::BatchText;
 use onceward::store::processed_events::ClaimTable;
-use onceward::store::{Store, consumed_partitions, retention};
+use onceward::store::{Form, Store, consumed_partitions, retention};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
@@ -142,7 +142,6 @@ struct Owner {
     fence: Statement,
     claim: Statement,
     insert_payments: Statement,
-    advance: Statement,
     sources: Vec<Source>,
 }
 
@@ -150,14 +149,13 @@ impl Owner {
     async fn connect(url: &str, sources: Vec<Source>) -> Result<Self> {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
         tokio::spawn(connection);
-        let text = BatchText::new(&settings(url).limits);
+        let text = BatchText::new(&settings(url).limits, Form::OnConflict);
         Ok(Self {
             fence: client.prepare_typed(&text.fence, &[INT4, INT8]).await?,
             claim: client.prepare_typed(&text.claim, &[TEXT, INT4, UUIDS, INT8S, INT8S]).await?,
             insert_payments: client
                 .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, TEXTS, TEXTS, TEXTS, TEXTS, INT4S])
                 .await?,
-            advance: client.prepare_typed(&text.advance, &[INT8, INT8, INT8, INT4, INT8]).await?,
             sources,
             text,
             client,
@@ -176,9 +174,10 @@ impl Owner {
     }
 
     async fn apply(&self, b: &Batch) -> std::result::Result<(), tokio_postgres::Error> {
-        let (SourceId(source), Epoch(epoch)) = self.sources[b.partition];
-        self.client.batch_execute(&self.text.begin).await?;
-        let fence = self.client.query(&self.fence, &[&source, &epoch]).await?;
+        let (source_id, epoch_of_owner) = self.sources[b.partition];
+        let (SourceId(source), Epoch(epoch)) = (source_id, epoch_of_owner);
+        let fence: [&(dyn ToSql + Sync); 2] = [&source, &epoch];
+        let ((), fence) = tokio::try_join!(self.client.batch_execute(&self.text.begin), self.client.query(&self.fence, &fence))?;
         assert_eq!(fence.len(), 1, "the partition is ours");
         let claimed = self.client.query(&self.claim, &[&GROUP, &source, &b.ids, &b.digests, &b.offsets]).await?;
         assert_eq!(claimed.len(), b.ids.len(), "every event is new");
@@ -186,11 +185,8 @@ impl Owner {
             [&b.ids, &b.orders, &b.customers, &b.amounts, &b.currencies, &b.statuses, &b.charge_ids, &b.attempts];
         let paid = self.client.query(&self.insert_payments, &columns).await?;
         assert_eq!(paid.len(), b.ids.len(), "every payment is new");
-        let next_offset = b.offsets.last().map_or(0, |last| last + 1);
-        let digest = b.digests.last().copied();
-        let made_ms = Some(1_700_000_000_000_i64);
-        let advanced = self.client.execute(&self.advance, &[&next_offset, &digest, &made_ms, &source, &epoch]).await?;
-        assert_eq!(advanced, 1, "the partition is ours");
-        self.client.batch_execute(self.text.commit).await
+        let next = NextOffset(b.offsets.last().map_or(0, |last| last + 1));
+        let digest = RecordDigest(b.digests.last().copied().unwrap_or_default());
+        self.client.batch_execute(&BatchText::end(source_id, epoch_of_owner, next, digest, 1_700_000_000_000)).await
     }
 }

@@ -198,7 +198,7 @@ fn is_not_ours(variable: &str) -> bool {
     let port = |(_, rest): (&str, &str)| rest.starts_with(|first: char| first.is_ascii_digit());
     matches!(variable, FILE_VARIABLE | "ONCEWARD_PG_BIN")
         || variable.starts_with("ONCEWARD_TEST_")
-        || (cfg!(feature = "lab") && variable == "ONCEWARD_CRASH_POINTS")
+        || (cfg!(feature = "lab") && matches!(variable, "ONCEWARD_CLAIM_FORM" | "ONCEWARD_CRASH_POINTS"))
         || variable.ends_with("_SERVICE_HOST")
         || variable.contains("_SERVICE_PORT")
         || variable.ends_with("_PORT")

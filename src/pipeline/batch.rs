@@ -284,6 +284,9 @@ impl<'a, E: Event> Batch<'a, E> {
             Fate::Held(hold) => !hold.owns_claim,
             Fate::Open | Fate::Repeat { .. } | Fate::Duplicate { .. } | Fate::Skipped | Fate::Applied | Fate::Declined => false,
         };
+        if !self.items.iter().any(|item| goes(&item)) {
+            return Vec::new();
+        }
         // A conflicting repeat carries the id of a claim that stays: only ids all of whose records let go are let go.
         let stays: HashSet<Uuid> = self.items.iter().filter(|item| !goes(item)).filter_map(|item| item.event_id).collect();
         let ids: HashSet<Uuid> = self.items.iter().filter(goes).filter_map(|item| item.event_id).collect();

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant, SystemTime};
 use actix::prelude::*;
 use futures_util::FutureExt;
 use tracing::{info, warn};
-use uuid::Uuid;
 
 use crate::crash::CrashPoint;
 use crate::event::Money;
@@ -23,10 +22,12 @@ use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, HeldRe
 use crate::held::RetryPolicy;
 use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
+use crate::pipeline::claim::{claim, fenced};
 use crate::pipeline::due::{Which, run_held};
+use crate::pipeline::form::Forms;
 use crate::pipeline::horizon;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
-use crate::pipeline::refusal::{Refusal, row_error};
+use crate::pipeline::refusal::{Refusal, Try, row_error};
 use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
@@ -35,9 +36,9 @@ use crate::status::{Duplicates, Status};
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::NewHeld;
 use crate::store::held_turns::{self, OpenHeld};
-use crate::store::processed_events::{ClaimRow, ClaimTable};
-use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, TimeLimits, TransactionError};
-use crate::store::{consumed_partitions, held_events, old_claims};
+use crate::store::processed_events::ClaimTable;
+use crate::store::{DbError, ErrorClass, Form, PooledSession, Session, Store, TimeLimits, TransactionError};
+use crate::store::{consumed_partitions, held_events};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
@@ -126,6 +127,8 @@ pub struct RunBatch<A> {
     pub held: Arc<OpenHeld>,
     /// Answers of earlier tries.
     pub answers: Answers<A>,
+    /// The forms of the partition's batches.
+    pub forms: Forms,
     /// Raised: start no call.
     pub stop: StopFlag,
 }
@@ -192,6 +195,8 @@ pub(super) enum BatchError {
     WentBack { found: Option<NextOffset>, written: Written },
     #[error("no day partition of processed_event takes these ids, although they were made, or one was taken away again and again")]
     NoDay,
+    #[error("a key is taken that a plain INSERT has found free before")]
+    Taken,
     #[error("{0} claimed ids are neither inserted nor found: a trigger or a foreign unique index swallows rows of processed_event")]
     Swallowed(usize),
     #[error("the handler panicked")]
@@ -270,6 +275,7 @@ async fn run<H: Business>(
     let mut days_made = 0;
     let mut alone: Option<Refusal> = None;
     let mut days = Vec::new();
+    let mut form = batch.forms.next();
     loop {
         let mut session = match kept.take() {
             Some(session) => session,
@@ -281,7 +287,10 @@ async fn run<H: Business>(
         // What COMMIT would write, should its answer be lost.
         let mut perhaps = None;
         let result = match &batch.work {
-            Work::Window(window) => run_window(&engine, &mut session, &batch, window, alone.as_ref(), &mut perhaps).await,
+            Work::Window(window) => {
+                let this = Try { form, refusal: alone.as_ref() };
+                run_window(&engine, &mut session, &batch, window, this, &mut perhaps).await
+            }
             Work::Requests => run_requests(&engine, &mut session, &batch).await,
             Work::Held { limit, requested_only } => {
                 let which = Which { limit: *limit, requested_only: *requested_only, refusal: alone.as_ref() };
@@ -298,8 +307,20 @@ async fn run<H: Business>(
                 }
                 return (Done::Settled(settled), Some(session));
             }
+            // Nothing has happened but calls, whose answers are kept.
+            Err(TransactionError::Body(BatchError::Taken)) if form == Form::Optimistic => {
+                batch.forms.missed();
+                metrics::claims(metrics::Claims::Taken);
+                CrashPoint::KeyTaken.passed();
+                form = Form::OnConflict;
+                kept = session.is_settled().then_some(session);
+                continue;
+            }
             Err(TransactionError::Body(BatchError::NoDay)) if days_made < DAY_TRIES => {
-                info!(partition = batch.partition, "a day of ids is not there: it is made, unless it is forgotten, and the batch runs again");
+                info!(
+                    partition = batch.partition,
+                    "a day of ids is not there: it is made, unless it is forgotten, and the batch runs again"
+                );
                 days_made += 1;
                 engine.days.forget();
                 continue;
@@ -328,7 +349,7 @@ fn give_up(error: BatchError) -> Done {
         BatchError::Refused(refusal) => Done::Refused(refusal),
         BatchError::WentBack { .. } => Done::WentBack(words),
         BatchError::Swallowed(_) => Done::Stop { reason: words, serves: false },
-        BatchError::Panicked | BatchError::NoDay => Done::Stop { reason: words, serves: true },
+        BatchError::Panicked | BatchError::NoDay | BatchError::Taken => Done::Stop { reason: words, serves: true },
         BatchError::Database(error) => match error.class() {
             class @ (ErrorClass::Connection | ErrorClass::Retry) => {
                 let (rebump, contention) = (class == ErrorClass::Connection, error.is_contention());
@@ -345,7 +366,7 @@ async fn run_window<H: Business>(
     session: &mut Session,
     run: &RunBatch<H::Answer>,
     window: &WindowBatch,
-    refusal: Option<&Refusal>,
+    this: Try<'_>,
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
@@ -355,12 +376,14 @@ async fn run_window<H: Business>(
     CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
 
-    let (mut written, mut newly_held) = (started, String::new());
-    let error_of = |error| row_error(error, window.records().len(), None, refusal);
-    let settled = session.transaction("batch", &engine.limits, async |tx: &mut Session| {
-        let claimed = claim(engine, tx, run, &mut batch).await?;
+    let (mut written, mut newly_held, mut all_new) = (started, String::new(), None);
+    let error_of = |error| row_error(error, window.records().len(), None, this);
+    let claiming = Instant::now();
+    let settled = fenced(engine, session, run, "batch", async |tx, floor| {
+        let claimed = claim(engine, tx, run, this.form, floor, &mut batch, &mut all_new).await?;
+        metrics::stage(metrics::Stage::Claim, claiming.elapsed());
         let events = batch.take_claimed(&run.doubt);
-        let outcomes = apply(engine, tx, run, &events, refusal).await.map_err(error_of)?;
+        let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
         batch.conclude(outcomes, &engine.retry);
 
         let settling = Instant::now();
@@ -379,8 +402,7 @@ async fn run_window<H: Business>(
         let frontier = window.frontier(&given_back);
         if Some(frontier.next_offset) != run.written.surely || run.written.perhaps.is_some() {
             let made = window.made_first();
-            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made).await?;
-            CrashPoint::FrontierWritten.passed();
+            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made);
         }
         *perhaps = Some(frontier.next_offset);
         let held = if holds { Some(held_turns::open(tx, run.source).await?) } else { None };
@@ -392,6 +414,10 @@ async fn run_window<H: Business>(
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
     CrashPoint::Committed.passed();
+    if let Some(all_new) = all_new {
+        run.forms.committed(this.form, all_new);
+        metrics::claims(this.form.into());
+    }
     if !newly_held.is_empty() {
         warn!(partition = run.partition, held = newly_held, "not applied; `onceward held list` shows them");
     }
@@ -421,80 +447,13 @@ async fn discarded<A>(
     held_turns::discarded(session, run.source, &read_before).await
 }
 
-/// Fence, claim, look up, wait behind what is held. Out: the ids claimed by this transaction.
-async fn claim<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    run: &RunBatch<H::Answer>,
-    batch: &mut Batch<'_, H::Event>,
-) -> Result<HashSet<Uuid>, BatchError> {
-    let started = Instant::now();
-    if let Some(floor) = fence(engine, tx, run).await? {
-        horizon::look(engine, tx, run.source, floor, batch).await?;
-    }
-    let rows = batch.claims();
-    let mut claimed = HashSet::new();
-    if !rows.is_empty() {
-        claimed = claim_rows(engine, tx, run.source, &rows).await?;
-        CrashPoint::Claimed.passed();
-        let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
-        if !missing.is_empty() {
-            let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
-            let unexplained = batch.seen(run.source, &claimed, &seen);
-            if !unexplained.is_empty() {
-                // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
-                let again: Vec<_> = rows.into_iter().filter(|row| unexplained.contains(&row.event_id)).collect();
-                let late = claim_rows(engine, tx, run.source, &again).await?;
-                if late.len() < again.len() {
-                    return Err(BatchError::Swallowed(again.len() - late.len()));
-                }
-                claimed.extend(late);
-            }
-        }
-    }
-    batch.wait_behind(&run.held.sequences);
-    metrics::stage(metrics::Stage::Claim, started.elapsed());
-    Ok(claimed)
-}
-
-/// Locks the ownership row; out: the retention floor as of this transaction.
-pub(super) async fn fence<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    run: &RunBatch<H::Answer>,
-) -> Result<Option<Uuid>, BatchError> {
-    if !engine.claims.by_day {
-        // Who waits for the lock has read the floor already. Whoever deletes claims must see that somebody has.
-        old_claims::show_as_a_writer(tx).await?;
-    }
-    let fence = consumed_partitions::fence(tx, run.source, run.epoch).await?.ok_or(BatchError::Fenced)?;
-    if !run.written.allows(fence.next_offset) {
-        return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
-    }
-    CrashPoint::Fenced.passed();
-    Ok(fence.floor)
-}
-
-pub(super) async fn claim_rows<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    source: SourceId,
-    rows: &[ClaimRow],
-) -> Result<HashSet<Uuid>, BatchError> {
-    engine.claims.claim(tx, &engine.group, source, rows).await.map_err(|error| match error.sqlstate() {
-        // check_violation of the claim itself: no partition takes the row.
-        Some("23514") => BatchError::NoDay,
-        Some(_) | None => BatchError::Database(error),
-    })
-}
-
 /// The effect, under a guard: a panic rolls the batch back and ends nothing else. After a `refusal` there is no effect.
 pub(super) async fn apply<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
     events: &[Claimed<H::Event>],
-    refusal: Option<&Refusal>,
+    this: Try<'_>,
 ) -> Result<Vec<Outcome>, BatchError> {
     if events.is_empty() {
         return Ok(Vec::new());
@@ -504,13 +463,14 @@ pub(super) async fn apply<H: Business>(
         source: run.source,
         epoch: run.epoch,
         group: Arc::clone(&engine.group),
+        form: this.form,
         deadline: started + engine.effect_deadline,
         deadline_wall: SystemTime::now() + engine.effect_deadline,
         stop: run.stop.clone(),
         answers: run.answers.clone(),
     };
     let apply = async {
-        let Some(refusal) = refusal else { return engine.handler.apply(tx, &context, events).await };
+        let Some(refusal) = this.refusal else { return engine.handler.apply(tx, &context, events).await };
         let mut outcomes = Vec::with_capacity(events.len());
         for event in events {
             outcomes.push(engine.handler.refused(tx, &context, event, &refusal.error).await?);

@@ -16,14 +16,15 @@ use crate::crash::CrashPoint;
 use crate::handler::{Claimed, Event, EventDigest, Handler as Business, HeldReason, Outcome, Rejection};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, FUTURE, OTHER_CONTENT, decode_guarded, is_future};
-use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, claim_rows, fence, report};
+use crate::pipeline::claim::{claim_rows, fenced};
+use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, report};
 use crate::pipeline::horizon;
-use crate::pipeline::refusal::{Refusal, row_error};
+use crate::pipeline::refusal::{Refusal, Try, row_error};
 use crate::record::KeyDigest;
 use crate::store::held_events::{self, HeldState, HeldUpdate};
 use crate::store::held_turns::{self, DueHeld};
 use crate::store::processed_events::ClaimRow;
-use crate::store::{Session, TransactionError, horizon_claims};
+use crate::store::{Form, Session, TransactionError, horizon_claims};
 
 /// Which of the partition's held events run.
 pub(super) struct Which<'a> {
@@ -45,35 +46,35 @@ pub(super) async fn run_held<H: Business>(
     days: &mut Vec<Uuid>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     engine.days.ensure(&engine.store, days.iter().copied()).await.map_err(TransactionError::Begin)?;
-    let (settled, ids, counts) = session
-        .transaction("held", &engine.limits, async |tx: &mut Session| {
-            let floor = fence(engine, tx, run).await?;
-            let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
-            let rows = held_turns::lock_due(tx, run.source, limit, which.requested_only).await?;
-            if !rows.is_empty() {
-                CrashPoint::DueLocked.passed();
-            }
-            // Another row may have become due meanwhile, and it is not the one that was refused.
-            let refusal = which.refusal.filter(|refusal| rows.len() == 1 && refusal.held_row == Some(rows[0].id));
-            let held_row = rows.first().map(|row| row.id);
-            let error_of = |error| row_error(error, rows.len(), held_row, refusal);
-            let mut batch = HeldBatch::decode(&engine.handler, &rows, SystemTime::now(), engine.future_skew);
-            let claimed = claim(engine, tx, run, floor, &mut batch, days).await?;
-            let events = batch.take_claimed();
-            let outcomes = apply(engine, tx, run, &events, refusal).await.map_err(error_of)?;
-            let ids: Vec<Uuid> = events.iter().map(|claimed| claimed.event().id()).collect();
-            let (wait, counts) = batch.conclude(outcomes, &engine.retry);
+    let (settled, ids, counts) = fenced(engine, session, run, "held", async |tx, floor| {
+        let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
+        let rows = held_turns::lock_due(tx, run.source, limit, which.requested_only).await?;
+        if !rows.is_empty() {
+            CrashPoint::DueLocked.passed();
+        }
+        // Another row may have become due meanwhile, and it is not the one that was refused.
+        let refusal = which.refusal.filter(|refusal| rows.len() == 1 && refusal.held_row == Some(rows[0].id));
+        // What was tried before is not likely to be new.
+        let this = Try { form: Form::OnConflict, refusal };
+        let held_row = rows.first().map(|row| row.id);
+        let error_of = |error| row_error(error, rows.len(), held_row, this);
+        let mut batch = HeldBatch::decode(&engine.handler, &rows, SystemTime::now(), engine.future_skew);
+        let claimed = claim(engine, tx, run, floor, &mut batch, days).await?;
+        let events = batch.take_claimed();
+        let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
+        let ids: Vec<Uuid> = events.iter().map(|claimed| claimed.event().id()).collect();
+        let (wait, counts) = batch.conclude(outcomes, &engine.retry);
 
-            let conflicts = batch.conflicts();
-            let (given_back, kept): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|(row, _)| conflicts.contains(row));
-            give_back(engine, tx, floor, given_back.into_iter().map(|(_, id)| id)).await?;
-            held_events::owns_claim(tx, &kept.into_iter().map(|(row, _)| row).collect::<Vec<_>>()).await?;
-            held_events::update(tx, &batch.updates()).await.map_err(|error| error_of(error.into()))?;
-            let held = Some(held_turns::open(tx, run.source).await?);
-            let settled = Settled { frontier: None, given_back: Vec::new(), started: ids.len(), wait, held };
-            Ok::<_, BatchError>((settled, ids, counts))
-        })
-        .await?;
+        let conflicts = batch.conflicts();
+        let (given_back, kept): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|(row, _)| conflicts.contains(row));
+        give_back(engine, tx, floor, given_back.into_iter().map(|(_, id)| id)).await?;
+        held_events::owns_claim(tx, &kept.into_iter().map(|(row, _)| row).collect::<Vec<_>>()).await?;
+        held_events::update(tx, &batch.updates()).await.map_err(|error| error_of(error.into()))?;
+        let held = Some(held_turns::open(tx, run.source).await?);
+        let settled = Settled { frontier: None, given_back: Vec::new(), started: ids.len(), wait, held };
+        Ok::<_, BatchError>((settled, ids, counts))
+    })
+    .await?;
     CrashPoint::Committed.passed();
     run.answers.forget(ids);
     report(counts);
@@ -96,7 +97,7 @@ async fn claim<H: Business>(
     let is_below = |row: &ClaimRow| floor.is_some_and(|floor| row.event_id < floor);
     let (below, above): (Vec<ClaimRow>, Vec<ClaimRow>) = wanted.iter().copied().partition(is_below);
     *days = above.iter().map(|row| row.event_id).collect();
-    let mut new = claim_rows(engine, tx, run.source, &above).await?;
+    let mut new = claim_rows(engine, tx, run.source, &above, Form::OnConflict).await?;
     new.extend(horizon_claims::claim(tx, &engine.group, &below.iter().map(|row| row.event_id).collect::<Vec<_>>()).await?);
     // Also of those below the floor: their day may still be there.
     let ids: Vec<Uuid> = wanted.iter().map(|row| row.event_id).collect();

@@ -18,6 +18,7 @@ use crate::metrics;
 use crate::pipeline::agenda::{Agenda, Next};
 use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
+use crate::pipeline::form::Forms;
 use crate::pipeline::lives::{Report, Reported, Wrote};
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::takeover::{Positioned, after_bump};
@@ -58,6 +59,7 @@ pub struct PartitionActor<H: Business> {
     wrote: Wrote,
     window: Window,
     answers: Answers<H::Answer>,
+    forms: Forms,
     stop: StopFlag,
     batch_max: usize,
     agenda: Agenda,
@@ -131,6 +133,7 @@ impl<H: Business> PartitionActor<H> {
             wrote: at.wrote.clone(),
             window: at.witness.map_or_else(|| Window::positioned(at.base), Window::behind),
             answers,
+            forms: Forms::default(),
             stop,
             batch_max: PROBE_BATCH.min(workers.engine().batch_max),
             agenda: Agenda::new(workers.engine().held_max_open),
@@ -228,6 +231,7 @@ impl<H: Business> PartitionActor<H> {
             work,
             held: self.agenda.held(),
             answers: self.answers.clone(),
+            forms: self.forms.clone(),
             stop: self.stop.clone(),
         })
     }

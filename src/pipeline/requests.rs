@@ -12,7 +12,8 @@ use crate::crash::CrashPoint;
 use crate::handler::{Event, Found, Handler as Business};
 use crate::held::Request;
 use crate::pipeline::batch::decode_guarded;
-use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, fence};
+use crate::pipeline::claim::fenced;
+use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled};
 use crate::store::held_requests::{self, CarriedOut, OpenRequest};
 use crate::store::{Session, TransactionError, held_turns};
 
@@ -25,8 +26,7 @@ pub(super) async fn run_requests<H: Business>(
     session: &mut Session,
     run: &RunBatch<H::Answer>,
 ) -> Result<Settled, TransactionError<BatchError>> {
-    let carried_out = session.transaction("requests", &engine.limits, async |tx: &mut Session| {
-        fence(engine, tx, run).await?;
+    let carried_out = fenced(engine, session, run, "requests", async |tx, _| {
         let requests = held_requests::lock(tx, run.source, AT_ONCE).await?;
         CrashPoint::RequestRead.passed();
         let mut done = Vec::with_capacity(requests.len());

@@ -4,37 +4,38 @@
 //!
 //! Invariant: the text is made from the statements that the store runs; there is no copy that could differ.
 
-use super::{TimeLimits, consumed_partitions, payments, processed_events};
+use super::{Form, TimeLimits, consumed_partitions, payments, processed_events};
+use crate::record::{Epoch, NextOffset, RecordDigest, SourceId};
 
 /// In the order of the transaction.
 #[derive(Clone, Debug)]
 pub struct BatchText {
     /// Without parameters.
     pub begin: String,
-    /// `$1` source, `$2` epoch; next offset and floor come back.
+    /// In the same flight. `$1` source, `$2` epoch; next offset and floor come back.
     pub fence: String,
-    /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; the new ids come back.
+    /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; in the form `OnConflict` the new ids come back.
     pub claim: String,
-    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; the new ids
-    /// come back.
+    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; what comes
+    /// back is as with the claim.
     pub insert_payments: String,
-    /// `$1` next offset, `$2` digest, `$3` the records' time, `$4` source, `$5` epoch.
-    pub advance: String,
-    /// Without parameters.
-    pub commit: &'static str,
 }
 
 impl BatchText {
-    /// With these limits.
+    /// With these limits, in this form.
     #[must_use]
-    pub fn new(limits: &TimeLimits) -> Self {
+    pub fn new(limits: &TimeLimits, form: Form) -> Self {
         Self {
             begin: limits.begin(),
             fence: consumed_partitions::fence_text(),
-            claim: processed_events::claim_text(),
-            insert_payments: payments::insert_text(),
-            advance: consumed_partitions::advance_text(),
-            commit: "COMMIT",
+            claim: processed_events::claim_text(form),
+            insert_payments: payments::insert_text(form),
         }
+    }
+
+    /// The frontier and COMMIT, one message; `made_ms`: the records' own time.
+    #[must_use]
+    pub fn end(source: SourceId, epoch: Epoch, next: NextOffset, digest: RecordDigest, made_ms: i64) -> String {
+        consumed_partitions::advance_text(source, epoch, next, Some(digest), Some(made_ms)) + "; COMMIT"
     }
 }

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use diesel::prelude::*;
 use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text};
+use diesel_async::AsyncPgConnection;
 use uuid::Uuid;
 
 use super::schema::consumed_partition;
-use super::session::TimeLimits;
+use super::session::{Opening, TimeLimits, TransactionError};
 use super::statement::statement;
 use super::{DbError, Session, our_time};
 use crate::event::id::unix_ms;
@@ -112,30 +113,70 @@ pub fn bump_limits(s: &Session) -> TimeLimits {
 /// The statement failed.
 pub async fn fence(s: &mut Session, source: SourceId, epoch: Epoch) -> Result<Option<Fence>, DbError> {
     let row = s.row("fence", LockOwnership { source: source.0, epoch: epoch.0 }).await?;
-    Ok(row.map(|(next_offset, floor): (Option<i64>, Option<Uuid>)| Fence { next_offset: next_offset.map(NextOffset), floor }))
+    Ok(row.map(Fence::read))
 }
 
-/// Writes the frontier, the digest of the record before it, and up to when the partition is settled by that: the records' own time in
-/// milliseconds since 1970, if they have one. That time only grows, and no producer's clock takes it beyond the database's.
+/// Runs `body` in a transaction behind its [`fence`], which goes out with BEGIN and with `words` of its message.
 ///
 /// # Errors
-/// The statement failed.
+/// As [`Session::transaction`].
+pub async fn fenced<T, E: From<DbError>>(
+    s: &mut Session,
+    name: &'static str,
+    limits: &TimeLimits,
+    words: &str,
+    (source, epoch): (SourceId, Epoch),
+    body: impl AsyncFnOnce(&mut Session, Option<Fence>) -> Result<T, E>,
+) -> Result<T, TransactionError<E>> {
+    let first = async |mut connection: &AsyncPgConnection| {
+        let lock = LockOwnership { source: source.0, epoch: epoch.0 };
+        diesel_async::RunQueryDsl::load::<FenceRow>(lock, &mut connection).await
+    };
+    s.transaction_behind(name, limits, Opening { words, name: "fence", first }, async |s, rows: Result<Vec<_>, _>| {
+        body(s, rows?.pop().map(Fence::read)).await
+    })
+    .await
+}
+
+/// Writes, with COMMIT, the frontier, the digest of the record before it, and up to when the partition is settled by that: the records' own
+/// time in milliseconds since 1970, if they have one. That time only grows, and no producer's clock takes it beyond the database's. Where
+/// the epoch is not ours, because the caller holds no fence, the transaction fails.
 ///
 /// # Panics
-/// When the epoch is not ours: the caller holds no fence.
-pub async fn advance(
+/// Outside of a transaction.
+pub fn advance(
     s: &mut Session,
     source: SourceId,
     epoch: Epoch,
     next: NextOffset,
     digest: Option<RecordDigest>,
     safe_ms: Option<i64>,
-) -> Result<(), DbError> {
-    let (digest, safe_ms) = (digest.map(|digest| digest.0), safe_ms.map(|safe| safe.min(our_time())));
-    let advance = Advance { next_offset: next.0, digest, safe_ms, source: source.0, epoch: epoch.0 };
-    let changed = s.change("advance", advance).await?;
-    assert_eq!(changed, 1, "frontier {next} of partition row {source} written without the fence of epoch {epoch}");
-    Ok(())
+) {
+    s.end_with(&advance_text(source, epoch, next, digest, safe_ms.map(|safe| safe.min(our_time()))));
+}
+
+// It goes out in the message of COMMIT, which takes no parameters; they are numbers. Records without a time leave that where it was; before
+// the first one that is the beginning of time, which holds everything back. A record of the future counts as one of now, by the earlier of
+// both clocks. A number that is none is how a statement can fail.
+pub(super) fn advance_text(
+    SourceId(source): SourceId,
+    Epoch(epoch): Epoch,
+    NextOffset(next): NextOffset,
+    digest: Option<RecordDigest>,
+    safe_ms: Option<i64>,
+) -> String {
+    let number = |number: Option<i64>| number.map_or_else(|| "NULL".to_owned(), |number| number.to_string());
+    let (digest, safe_ms) = (number(digest.map(|digest| digest.0)), number(safe_ms));
+    format!(
+        "WITH advanced AS (
+             UPDATE consumed_partition SET next_offset = {next}, last_record_digest = {digest}, updated_at = now(),
+                 safe_time = greatest(safe_time, least(now(), coalesce(to_timestamp({safe_ms} / 1000.0), 'epoch')))
+             WHERE id = {source} AND epoch = {epoch}
+             RETURNING id)
+         SELECT CASE count(*) WHEN 1 THEN 1
+                ELSE ('frontier {next} of partition row {source} written without the fence of epoch {epoch}: ' || count(*))::integer END
+         FROM advanced"
+    )
 }
 
 /// Which partition, and under which epoch.
@@ -233,6 +274,14 @@ impl Server {
     }
 }
 
+type FenceRow = (Option<i64>, Option<Uuid>);
+
+impl Fence {
+    fn read((next_offset, floor): FenceRow) -> Self {
+        Self { next_offset: next_offset.map(NextOffset), floor }
+    }
+}
+
 type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<String>, Option<i64>, Option<i64>);
 type OwnershipTypes = (
     Integer,
@@ -277,11 +326,6 @@ macro_rules! doubt_columns {
 #[cfg(feature = "lab")]
 pub(super) fn fence_text() -> String {
     super::statement::text(&LockOwnership { source: 0, epoch: 0 })
-}
-
-#[cfg(feature = "lab")]
-pub(super) fn advance_text() -> String {
-    super::statement::text(&Advance { next_offset: 0, digest: None, safe_ms: None, source: 0, epoch: 0 })
 }
 
 statement! {
@@ -350,19 +394,6 @@ statement! {
          FROM consumed_partition AS p LEFT JOIN retention ON true
          WHERE p.id = :source AND p.epoch = :epoch
          FOR UPDATE OF p"
-    }
-}
-
-// Records without a time leave it where it was; before the first one that is the beginning of time, which holds everything back. A
-// record of the future counts as one of now, by the earlier of both clocks.
-statement! {
-    Advance {
-        next_offset: i64 => BigInt, digest: Option<i64> => Nullable<BigInt>, safe_ms: Option<i64> => Nullable<BigInt>,
-        source: i32 => Integer, epoch: i64 => BigInt,
-    } -> () {
-        "UPDATE consumed_partition SET next_offset = :next_offset, last_record_digest = :digest, updated_at = now(),
-             safe_time = greatest(safe_time, least(now(), coalesce(to_timestamp(:safe_ms / 1000.0), 'epoch')))
-         WHERE id = :source AND epoch = :epoch"
     }
 }
 

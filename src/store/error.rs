@@ -80,6 +80,12 @@ impl DbError {
         self.sqlstate().is_some_and(|state| state == "55P03" || state == "57014" || state.starts_with("40"))
     }
 
+    /// A key that should have been free is taken.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        self.state == Some(SqlState::TAKEN)
+    }
+
     /// The server's SQLSTATE; of a lost connection the one with which it said goodbye, if it did.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&str> {
@@ -110,6 +116,11 @@ impl DbError {
         Self { statement, origin: Origin::Server, state: Some(state), message: message.to_string() }
     }
 
+    /// Rows were swallowed by a plain `INSERT`, nobody knows which: like a taken key, it is for the other form to find out.
+    pub(super) fn swallowed(statement: &'static str) -> Self {
+        Self::server(statement, SqlState::TAKEN, "fewer rows were inserted than given")
+    }
+
     /// Adds what only the session knows: the SQLSTATE that Diesel hides, and the statement's name.
     pub(super) fn completed(mut self, statement: &'static str, wire: &Wire) -> Self {
         if self.statement.is_empty() {
@@ -138,6 +149,8 @@ impl SqlState {
     /// A COMMIT that the server turned into a ROLLBACK.
     pub(super) const IN_FAILED_TRANSACTION: Self = Self(*b"25P02");
     pub(super) const READ_ONLY: Self = Self(*b"25006");
+    /// A unique key.
+    const TAKEN: Self = Self(*b"23505");
 
     pub(super) fn new(code: &[u8]) -> Option<Self> {
         let code: [u8; 5] = code.try_into().ok()?;
@@ -161,7 +174,7 @@ impl From<Error> for DbError {
         let message = error.to_string();
         let (origin, state) = match error {
             Error::DatabaseError(kind, _) => match kind {
-                DatabaseErrorKind::UniqueViolation => (Origin::Server, Some(SqlState(*b"23505"))),
+                DatabaseErrorKind::UniqueViolation => (Origin::Server, Some(SqlState::TAKEN)),
                 DatabaseErrorKind::ForeignKeyViolation => (Origin::Server, Some(SqlState(*b"23503"))),
                 DatabaseErrorKind::NotNullViolation => (Origin::Server, Some(SqlState(*b"23502"))),
                 DatabaseErrorKind::CheckViolation => (Origin::Server, Some(SqlState(*b"23514"))),

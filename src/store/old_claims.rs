@@ -63,14 +63,8 @@ pub async fn plain_table(s: &mut Session) -> Result<PlainTable, DbError> {
     Ok(PlainTable { rows, bytes, indexed })
 }
 
-/// Gives this transaction a number, by which [`writers_are_over`] knows it.
-///
-/// # Errors
-/// The statement failed.
-pub async fn show_as_a_writer(s: &mut Session) -> Result<(), DbError> {
-    let _: Option<i64> = s.row("show_as_a_writer", ShowAsAWriter {}).await?;
-    Ok(())
-}
+/// Said with BEGIN, this gives a transaction a number, by which [`writers_are_over`] knows it.
+pub(super) const SHOW_AS_A_WRITER: &str = "; SELECT pg_current_xact_id()";
 
 /// When the oldest claim was made, in milliseconds since 1970; `None` while there is none.
 ///
@@ -125,10 +119,6 @@ statement! {
                         WHERE x.indrelid = c.oid AND x.indisvalid AND x.indpred IS NULL AND a.attname = 'processed_at')
          FROM pg_class AS c WHERE c.oid = to_regclass('processed_event')"
     }
-}
-
-statement! {
-    ShowAsAWriter {} -> BigInt { "SELECT pg_current_xact_id()::text::bigint" }
 }
 
 statement! {

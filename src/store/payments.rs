@@ -10,7 +10,7 @@ use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid}
 use uuid::Uuid;
 
 use super::statement::statement;
-use super::{DbError, Session, storable};
+use super::{DbError, Form, Session, storable};
 use crate::event::{Currency, Money};
 
 /// How a payment ended.
@@ -59,24 +59,17 @@ impl PaymentStatus {
 /// Writes the rows and returns the ids of those that were not there yet.
 ///
 /// # Errors
-/// The statement failed.
-pub async fn insert(s: &mut Session, rows: &[PaymentRow]) -> Result<HashSet<Uuid>, DbError> {
+/// The statement failed. In the optimistic form [`DbError::is_taken`]: some were there.
+pub async fn insert(s: &mut Session, rows: &[PaymentRow], form: Form) -> Result<HashSet<Uuid>, DbError> {
     if rows.is_empty() {
         return Ok(HashSet::new());
     }
-    Ok(s.rows("insert_payments", insertion(rows)).await?.into_iter().collect())
-}
-
-fn insertion(rows: &[PaymentRow]) -> Insert<'_> {
-    Insert {
-        event_ids: rows.iter().map(|row| row.event_id).collect(),
-        order_ids: rows.iter().map(|row| row.order_id).collect(),
-        customer_ids: rows.iter().map(|row| row.customer_id).collect(),
-        amounts: rows.iter().map(|row| row.amount.decimal()).collect(),
-        currencies: rows.iter().map(|row| row.amount.currency().code()).collect(),
-        statuses: rows.iter().map(|row| row.status.as_str()).collect(),
-        charge_ids: rows.iter().map(|row| row.provider_charge_id.as_deref().map(storable)).collect(),
-        attempts: rows.iter().map(|row| row.attempts).collect(),
+    match form {
+        Form::OnConflict => Ok(s.rows("insert_payments", Insert::of(rows)).await?.into_iter().collect()),
+        Form::Optimistic if s.change("insert_payments", InsertAll::of(rows)).await? < rows.len() => {
+            Err(DbError::swallowed("insert_payments"))
+        }
+        Form::Optimistic => Ok(rows.iter().map(|row| row.event_id).collect()),
     }
 }
 
@@ -104,26 +97,52 @@ fn read(
 }
 
 #[cfg(feature = "lab")]
-pub(super) fn insert_text() -> String {
-    super::statement::text(&insertion(&[]))
+pub(super) fn insert_text(form: Form) -> String {
+    match form {
+        Form::OnConflict => super::statement::text(&Insert::of(&[])),
+        Form::Optimistic => super::statement::text(&InsertAll::of(&[])),
+    }
 }
 
 // Amounts travel as decimal text in both directions, so nothing between here and the table can round them.
-statement! {
-    Insert<'a> {
-        event_ids: Vec<Uuid> => Array<SqlUuid>, order_ids: Vec<i64> => Array<BigInt>, customer_ids: Vec<i64> => Array<BigInt>,
-        amounts: Vec<String> => Array<Text>, currencies: Vec<&'a str> => Array<Text>, statuses: Vec<&'a str> => Array<Text>,
-        charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
-    } -> SqlUuid {
-        "INSERT INTO payment (event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts)
+macro_rules! insertion {
+    ($name:ident -> $rows:ty, $end:expr) => {
+        statement! {
+            $name<'a> {
+                event_ids: Vec<Uuid> => Array<SqlUuid>, order_ids: Vec<i64> => Array<BigInt>, customer_ids: Vec<i64> => Array<BigInt>,
+                amounts: Vec<String> => Array<Text>, currencies: Vec<&'a str> => Array<Text>, statuses: Vec<&'a str> => Array<Text>,
+                charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
+            } -> $rows {
+                concat!(
+                    "INSERT INTO payment (event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts)
          SELECT event_id, order_id, customer_id, amount::numeric, currency, status, charge_id, attempts
          FROM unnest(:event_ids, :order_ids, :customer_ids, :amounts, :currencies, :statuses, :charge_ids, :attempts)
               AS new (event_id, order_id, customer_id, amount, currency, status, charge_id, attempts)
-         ORDER BY event_id
-         ON CONFLICT (event_id) DO NOTHING
-         RETURNING event_id"
-    }
+         ORDER BY event_id",
+                    $end
+                )
+            }
+        }
+
+        impl<'a> $name<'a> {
+            fn of(rows: &'a [PaymentRow]) -> Self {
+                Self {
+                    event_ids: rows.iter().map(|row| row.event_id).collect(),
+                    order_ids: rows.iter().map(|row| row.order_id).collect(),
+                    customer_ids: rows.iter().map(|row| row.customer_id).collect(),
+                    amounts: rows.iter().map(|row| row.amount.decimal()).collect(),
+                    currencies: rows.iter().map(|row| row.amount.currency().code()).collect(),
+                    statuses: rows.iter().map(|row| row.status.as_str()).collect(),
+                    charge_ids: rows.iter().map(|row| row.provider_charge_id.as_deref().map(storable)).collect(),
+                    attempts: rows.iter().map(|row| row.attempts).collect(),
+                }
+            }
+        }
+    };
 }
+
+insertion!(Insert -> SqlUuid, " ON CONFLICT (event_id) DO NOTHING RETURNING event_id");
+insertion!(InsertAll -> (), "");
 
 // Each id is probed by itself. A plain join is planned for good while the table is still small, as a scan of all of it, and stays so
 // until statistics come: up to a minute of a growing table.

@@ -9,8 +9,9 @@ use std::collections::HashSet;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
+use super::old_claims::SHOW_AS_A_WRITER;
 use super::statement::statement;
-use super::{DbError, Session};
+use super::{DbError, Form, Session};
 use crate::handler::EventDigest;
 use crate::record::{Offset, SourceId};
 
@@ -60,22 +61,47 @@ impl ClaimTable {
         Ok(Self { by_day, of_groups, explains })
     }
 
+    /// What a transaction that claims must say with BEGIN. Who waits for the fence has read the floor already; where there are no days,
+    /// whoever deletes claims must see that somebody has.
+    #[must_use]
+    pub const fn opening(self) -> &'static str {
+        if self.by_day { "" } else { SHOW_AS_A_WRITER }
+    }
+
     /// Claims the events and returns the ids that are new. An id that another open transaction claims is waited for.
     ///
     /// # Errors
-    /// 23514: a day is missing, see [`super::retention::ensure_days`].
-    pub async fn claim(self, s: &mut Session, group: &str, source: SourceId, rows: &[ClaimRow]) -> Result<HashSet<Uuid>, DbError> {
+    /// 23514: a day is missing, see [`super::retention::ensure_days`]. In the optimistic form [`DbError::is_taken`]: not all are new.
+    pub async fn claim(
+        self,
+        s: &mut Session,
+        group: &str,
+        source: SourceId,
+        rows: &[ClaimRow],
+        form: Form,
+    ) -> Result<HashSet<Uuid>, DbError> {
         if rows.is_empty() {
             return Ok(HashSet::new());
         }
         let event_ids: Vec<Uuid> = rows.iter().map(|row| row.event_id).collect();
         let (source, digests, offsets) =
             (source.0, rows.iter().map(|row| row.digest.0).collect(), rows.iter().map(|row| row.offset.0).collect());
-        let new = match (self.explains, self.of_groups) {
-            (true, true) => s.rows("claim", Claim { group, source, event_ids, digests, offsets }).await,
-            (true, false) => s.rows("claim", ClaimById { group, source, event_ids, digests, offsets }).await,
-            (false, true) => s.rows("claim", PlainClaim { group, event_ids }).await,
-            (false, false) => s.rows("claim", PlainClaimById { group, event_ids }).await,
+        let new = match (form, self.explains, self.of_groups) {
+            (Form::OnConflict, true, true) => s.rows("claim", Claim { group, source, event_ids, digests, offsets }).await,
+            (Form::OnConflict, true, false) => s.rows("claim", ClaimById { group, source, event_ids, digests, offsets }).await,
+            (Form::OnConflict, false, true) => s.rows("claim", PlainClaim { group, event_ids }).await,
+            (Form::OnConflict, false, false) => s.rows("claim", PlainClaimById { group, event_ids }).await,
+            (Form::Optimistic, _, _) => {
+                let count = if self.explains {
+                    s.change("claim", ClaimAll { group, source, event_ids, digests, offsets }).await?
+                } else {
+                    s.change("claim", PlainClaimAll { group, event_ids }).await?
+                };
+                if count < rows.len() {
+                    return Err(DbError::swallowed("claim"));
+                }
+                return Ok(rows.iter().map(|row| row.event_id).collect());
+            }
         };
         Ok(new?.into_iter().collect())
     }
@@ -115,26 +141,36 @@ pub async fn give_back(s: &mut Session, group: &str, ids: &[Uuid]) -> Result<usi
 }
 
 #[cfg(feature = "lab")]
-pub(super) fn claim_text() -> String {
-    super::statement::text(&Claim { group: "", source: 0, event_ids: vec![], digests: vec![], offsets: vec![] })
+pub(super) fn claim_text(form: Form) -> String {
+    let (group, source, event_ids, digests, offsets) = ("", 0, vec![], vec![], vec![]);
+    match form {
+        Form::OnConflict => super::statement::text(&Claim { group, source, event_ids, digests, offsets }),
+        Form::Optimistic => super::statement::text(&ClaimAll { group, source, event_ids, digests, offsets }),
+    }
+}
+
+/// The new ones come back.
+macro_rules! unless_taken {
+    ($key:literal) => {
+        concat!(" ON CONFLICT ", $key, " DO NOTHING RETURNING event_id")
+    };
 }
 
 // Sorted, so that two sessions which claim the same ids wait for each other in one order and never in a circle. The time is written here,
 // because the table of another service may leave it to its program.
 macro_rules! claims {
-    ($name:ident, $key:literal) => {
+    ($name:ident -> $rows:ty, $end:expr) => {
         statement! {
             $name<'a> {
                 group: &'a str => Text, source: i32 => Integer,
                 event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt>, offsets: Vec<i64> => Array<BigInt>,
-            } -> SqlUuid {
+            } -> $rows {
                 concat!(
                     "INSERT INTO processed_event (event_id, consumer_group, processed_at, source_id, event_digest, source_offset)
          SELECT event_id, :group, now(), :source, digest, source_offset
          FROM unnest(:event_ids, :digests, :offsets) AS new (event_id, digest, source_offset)
-         ORDER BY event_id
-         ON CONFLICT ", $key, " DO NOTHING
-         RETURNING event_id"
+         ORDER BY event_id",
+                    $end
                 )
             }
         }
@@ -142,26 +178,27 @@ macro_rules! claims {
 }
 
 macro_rules! plain_claims {
-    ($name:ident, $key:literal) => {
+    ($name:ident -> $rows:ty, $end:expr) => {
         statement! {
-            $name<'a> { group: &'a str => Text, event_ids: Vec<Uuid> => Array<SqlUuid> } -> SqlUuid {
+            $name<'a> { group: &'a str => Text, event_ids: Vec<Uuid> => Array<SqlUuid> } -> $rows {
                 concat!(
                     "INSERT INTO processed_event (event_id, consumer_group, processed_at)
          SELECT event_id, :group, now()
          FROM unnest(:event_ids) AS new (event_id)
-         ORDER BY event_id
-         ON CONFLICT ", $key, " DO NOTHING
-         RETURNING event_id"
+         ORDER BY event_id",
+                    $end
                 )
             }
         }
     };
 }
 
-claims!(Claim, "(event_id, consumer_group)");
-claims!(ClaimById, "(event_id)");
-plain_claims!(PlainClaim, "(event_id, consumer_group)");
-plain_claims!(PlainClaimById, "(event_id)");
+claims!(Claim -> SqlUuid, unless_taken!("(event_id, consumer_group)"));
+claims!(ClaimById -> SqlUuid, unless_taken!("(event_id)"));
+claims!(ClaimAll -> (), "");
+plain_claims!(PlainClaim -> SqlUuid, unless_taken!("(event_id, consumer_group)"));
+plain_claims!(PlainClaimById -> SqlUuid, unless_taken!("(event_id)"));
+plain_claims!(PlainClaimAll -> (), "");
 
 // The join is planned well for any number of ids, and the range lets the planner leave out the other days.
 statement! {

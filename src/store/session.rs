@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use deadpool::Runtime;
 use deadpool::managed::{Manager, Metrics, RecycleError, RecycleResult};
+use diesel::connection::TransactionDepthChange;
 use diesel::result::QueryResult;
 use diesel_async::methods::{ExecuteDsl, LoadQuery};
 use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager};
+use futures_util::future::join;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -44,6 +46,18 @@ pub struct Session {
     limits: TimeLimits,
     /// A transaction was begun and its end is not known.
     open: bool,
+    /// What is said with COMMIT.
+    last_words: String,
+}
+
+/// What goes out with BEGIN.
+pub(super) struct Opening<'a, First> {
+    /// More statements of BEGIN's own message, each behind a semicolon.
+    pub words: &'a str,
+    /// The name of the first statement.
+    pub name: &'static str,
+    /// That statement.
+    pub first: First,
 }
 
 /// Ends one connection from anywhere.
@@ -83,7 +97,7 @@ impl ConnectionAbort {
 
 impl Session {
     pub(super) fn new(connection: AsyncPgConnection, task: AbortHandle, wire: Arc<Wire>, limits: TimeLimits) -> Self {
-        Self { connection, task, wire, limits, open: false }
+        Self { connection, task, wire, limits, open: false, last_words: String::new() }
     }
 
     /// A handle that outlives every borrow of the session.
@@ -117,32 +131,39 @@ impl Session {
         limits: &TimeLimits,
         body: impl AsyncFnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, TransactionError<E>> {
+        let opening = Opening { words: "", name, first: async |_: &AsyncPgConnection| Ok(()) };
+        self.transaction_behind(name, limits, opening, async |s: &mut Self, _| body(s).await).await
+    }
+
+    /// The same, with a first statement in the flight of BEGIN. What that one says is for the body to judge.
+    pub(super) async fn transaction_behind<F, T, E: From<DbError>>(
+        &mut self,
+        name: &'static str,
+        limits: &TimeLimits,
+        opening: Opening<'_, impl AsyncFnOnce(&AsyncPgConnection) -> QueryResult<F>>,
+        body: impl AsyncFnOnce(&mut Self, Result<F, DbError>) -> Result<T, E>,
+    ) -> Result<T, TransactionError<E>> {
         if self.open {
             let message = "a transaction is open, or its end is not known";
             return Err(TransactionError::Begin(DbError::connection(name, message)));
         }
         self.open = true;
+        self.last_words.clear();
         let mut fuse = Fuse { abort: self.abort_handle(), until: Instant::now() + limits.budget, state: FuseState::Armed };
-        let begin = limits.begin();
-        let begun = fuse.watch(AnsiTransactionManager::begin_transaction_sql(&mut self.connection, &begin)).await;
-        begun.map_err(|error| TransactionError::Begin(self.db_error(name, error)))?;
-        let result = match fuse.watch(body(self)).await {
+        let first = fuse.watch(self.begin(name, limits, opening)).await.map_err(TransactionError::Begin)?;
+        let result = match fuse.watch(body(self, first)).await {
             Ok(_) if fuse.state == FuseState::Blown => Err(E::from(DbError::connection(name, "took longer than its budget"))),
             result => result,
         };
         // The end of a transaction has a statement's time for itself, however late it is.
         fuse.until = fuse.until.max(Instant::now() + limits.statement);
         let (ended, end_is_known) = match result {
-            Ok(value) => {
-                let committed = self.commit(name, &mut fuse).await;
-                let end_is_known = !matches!(committed, Err(TransactionError::CommitUnknown(_)));
-                (committed.map(|()| value), end_is_known)
-            }
-            // The body's error counts; the answer to ROLLBACK only decides whether the connection may live.
-            Err(error) => {
-                let rolled_back = fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await;
-                (Err(TransactionError::Body(error)), rolled_back.is_ok())
-            }
+            Ok(value) => match self.commit(name, &mut fuse).await {
+                Ok(()) => (Ok(value), true),
+                Err(TransactionError::Body(error)) => (Err(TransactionError::Body(error)), self.roll_back(&mut fuse).await),
+                Err(unknown) => (Err(unknown), false),
+            },
+            Err(error) => (Err(TransactionError::Body(error)), self.roll_back(&mut fuse).await),
         };
         if end_is_known {
             fuse.state = FuseState::Spent;
@@ -151,14 +172,59 @@ impl Session {
         ended
     }
 
+    /// BEGIN and what goes with it: sent one after the other, without waiting in between.
+    async fn begin<F>(
+        &mut self,
+        name: &'static str,
+        limits: &TimeLimits,
+        opening: Opening<'_, impl AsyncFnOnce(&AsyncPgConnection) -> QueryResult<F>>,
+    ) -> Result<Result<F, DbError>, DbError> {
+        let begin = limits.begin() + opening.words;
+        self.wire.watch();
+        let mut connection = &self.connection;
+        let (begun, first) = join(connection.batch_execute(&begin), (opening.first)(&self.connection)).await;
+        begun.map_err(|error| self.db_error(name, error))?;
+        // The order is the driver's, so it is not believed: a lock that was taken before BEGIN would be gone.
+        if self.wire.was_idle() {
+            return Err(DbError::connection(name, "its first statement has run outside of the transaction"));
+        }
+        self.tell_diesel(TransactionDepthChange::IncreaseDepth).map_err(|error| self.db_error(name, error))?;
+        Ok(first.map_err(|error| self.db_error(opening.name, error)))
+    }
+
+    /// So that a transaction of Diesel's inside of ours is a savepoint.
+    fn tell_diesel(&mut self, change: TransactionDepthChange) -> QueryResult<()> {
+        let status = AnsiTransactionManager::transaction_manager_status_mut(&mut self.connection);
+        status.transaction_state()?.change_transaction_depth(change)
+    }
+
+    /// What is said with COMMIT, in one message: the server passes over COMMIT if a statement before it fails.
+    ///
+    /// # Panics
+    /// Outside of a transaction.
+    pub(super) fn end_with(&mut self, statement: &str) {
+        assert!(self.open, "there is a transaction to end");
+        self.last_words.push_str(statement);
+        self.last_words.push_str("; ");
+    }
+
+    /// Whether the transaction is known to be over. Where the server has ended it before, it only warns.
+    async fn roll_back(&mut self, fuse: &mut Fuse) -> bool {
+        fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await.is_ok()
+    }
+
     async fn commit<E: From<DbError>>(&mut self, name: &'static str, fuse: &mut Fuse) -> Result<(), TransactionError<E>> {
-        match fuse.watch(AnsiTransactionManager::commit_transaction(&mut self.connection)).await {
+        let commit = std::mem::take(&mut self.last_words) + "COMMIT";
+        match fuse.watch(self.connection.batch_execute(&commit)).await {
             // A statement had failed and its error was swallowed: the server calls that COMMIT a success.
             Ok(()) if self.wire.rolled_back() => {
                 let message = "a statement had failed, so the server rolled back instead";
                 Err(TransactionError::Body(E::from(DbError::server(name, SqlState::IN_FAILED_TRANSACTION, message))))
             }
-            Ok(()) => Ok(()),
+            Ok(()) => self.tell_diesel(TransactionDepthChange::DecreaseDepth).map_err(|error| {
+                // It has happened, but nobody will find a use for this connection.
+                TransactionError::CommitUnknown(self.db_error(name, error))
+            }),
             Err(error) => {
                 let error = self.db_error(name, error);
                 Err(if error.is_definite() {

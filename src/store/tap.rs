@@ -36,6 +36,8 @@ struct Said {
     fatal: bool,
     rolled_back: bool,
     idle: bool,
+    /// It has been idle since [`Wire::watch`].
+    was_idle: bool,
 }
 
 impl Wire {
@@ -60,6 +62,16 @@ impl Wire {
         self.lock().idle
     }
 
+    /// From now on it is noted whether the server waits for a command outside of a transaction.
+    pub(super) fn watch(&self) {
+        self.lock().was_idle = false;
+    }
+
+    /// It has done so since.
+    pub(super) fn was_idle(&self) -> bool {
+        self.lock().was_idle
+    }
+
     pub(super) fn hear(&self, kind: u8, body: &[u8]) {
         let mut said = self.lock();
         match kind {
@@ -68,7 +80,10 @@ impl Wire {
                 said.fatal = fields(body).any(|field| field == b"VFATAL" || field == b"VPANIC");
             }
             b'C' => said.rolled_back = body.starts_with(b"ROLLBACK\0"),
-            b'Z' => said.idle = body == b"I",
+            b'Z' => {
+                said.idle = body == b"I";
+                said.was_idle |= said.idle;
+            }
             _ => {}
         }
     }
@@ -186,5 +201,18 @@ mod tests {
         assert_eq!(wire.last_error(), SqlState::new(b"57P01"));
         follower.follow(&[frame(b'C', b"COMMIT\0"), frame(b'Z', b"T")].concat(), &wire);
         assert!(!wire.rolled_back() && !wire.is_idle());
+    }
+
+    #[test]
+    fn a_moment_outside_of_a_transaction_is_noticed_though_it_has_passed() {
+        let wire = Wire::default();
+        wire.hear(b'Z', b"I");
+        wire.watch();
+        wire.hear(b'Z', b"T");
+        wire.hear(b'Z', b"E");
+        assert!(!wire.was_idle());
+        wire.hear(b'Z', b"I");
+        wire.hear(b'Z', b"T");
+        assert!(wire.was_idle() && !wire.is_idle());
     }
 }

@@ -47,13 +47,13 @@ steps! {
     fn killed_after_a_day_was_made(), fn frozen_after_a_day_was_made(): DayMade;
     fn killed_after_the_fence(), fn frozen_after_the_fence(): Fenced;
     fn killed_after_the_claim(), fn frozen_after_the_claim(): Claimed;
+    fn killed_after_a_key_was_taken(), fn frozen_after_a_key_was_taken(): KeyTaken;
     fn killed_after_due_events_were_locked(), fn frozen_after_due_events_were_locked(): DueLocked;
     fn killed_after_the_attempts_were_durable(), fn frozen_after_the_attempts_were_durable(): AttemptsOpened;
     fn killed_after_an_answer(), fn frozen_after_an_answer(): Answered;
     fn killed_after_the_payments_were_written(), fn frozen_after_the_payments_were_written(): PaymentsWritten;
     fn killed_after_the_attempts_were_settled(), fn frozen_after_the_attempts_were_settled(): AttemptsSettled;
     fn killed_after_the_held_rows_were_written(), fn frozen_after_the_held_rows_were_written(): HeldWritten;
-    fn killed_after_the_frontier_was_written(), fn frozen_after_the_frontier_was_written(): FrontierWritten;
     fn killed_after_commit(), fn frozen_after_commit(): Committed;
     fn killed_after_the_confirmation(), fn frozen_after_the_confirmation(): Confirmed;
     fn killed_after_kafka_has_the_offset(), fn frozen_after_kafka_has_the_offset(): OffsetsCommitted;
@@ -79,14 +79,16 @@ fn every_crash_point_of_a_batch_has_a_test() {
 struct Scene {
     world: World,
     orders: Vec<Order>,
+    /// What is sent has been sent before too, in batches that take everything for new.
+    repeats: bool,
 }
 
 impl Scene {
-    fn new() -> Self {
+    fn new(point: Option<CrashPoint>) -> Self {
         let world = World::with_partitions(2);
         let lie = |act, seed| Rule::for_share(170, seed, act);
         world.provider.script([lie(Act::Close { charge: true, reset: true }, 1), lie(Act::status(500), 2)]);
-        Self { world, orders: Vec::new() }
+        Self { world, orders: Vec::new(), repeats: point == Some(CrashPoint::KeyTaken) }
     }
 
     /// Limits as short as they go, so that a killed member is soon given up.
@@ -106,7 +108,8 @@ impl Scene {
             ("pipeline.batch_max", 4),
             ("provider.max_in_flight", 4),
         ];
-        limits.into_iter().fold(self.world.engine(), |engine, (key, value)| engine.set(key, value))
+        let engine = limits.into_iter().fold(self.world.engine(), |engine, (key, value)| engine.set(key, value));
+        if self.repeats { engine.environment("ONCEWARD_CLAIM_FORM", "optimistic") } else { engine }
     }
 
     fn armed(&self, point: CrashPoint, action: &str, passage: u32) -> Engine {
@@ -122,6 +125,9 @@ impl Scene {
     fn send_until(&mut self, what: &str, mut met: impl FnMut() -> bool) {
         eventually(what, || {
             self.send(vec![Order::new()]);
+            if self.repeats {
+                self.world.topic.send([self.orders[0].message()]);
+            }
             met()
         });
     }
@@ -137,7 +143,7 @@ impl Scene {
 }
 
 fn killed_at(point: CrashPoint) {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(Some(point));
     for round in 0..times(2, 20) {
         if matches!(point, CrashPoint::Bumped | CrashPoint::LeftoversConverted) {
             // So that there is something to convert.
@@ -158,7 +164,7 @@ fn killed_at(point: CrashPoint) {
 }
 
 fn frozen_at(point: CrashPoint) {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(Some(point));
     for round in 0..times(1, 20) {
         if point == CrashPoint::DayMade {
             scene.send(vec![of_another_day(round)]);
@@ -200,7 +206,7 @@ fn of_another_day(round: usize) -> Order {
 
 #[test]
 fn sigterm_at_any_moment_ends_in_order_and_leaves_nothing_undone() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(None);
     for round in 0..times(2, 100) {
         let engine = scene.engine().start();
         scene.work_for(moment(round));
@@ -213,7 +219,7 @@ fn sigterm_at_any_moment_ends_in_order_and_leaves_nothing_undone() {
 
 #[test]
 fn sigkill_at_any_moment_leaves_nothing_undone() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::new(None);
     for round in 0..times(2, 100) {
         let engine = scene.engine().start();
         scene.work_for(moment(round));

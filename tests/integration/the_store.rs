@@ -19,7 +19,7 @@ use onceward::handler::EventDigest;
 use onceward::record::{Epoch, Offset, SourceId};
 use onceward::store::processed_events::{ClaimRow, ClaimTable};
 use onceward::store::{
-    DbError, ErrorClass, Session, Settings, Store, TimeLimits, TransactionError, consumed_partitions, migrate, retention,
+    DbError, ErrorClass, Form, Session, Settings, Store, TimeLimits, TransactionError, consumed_partitions, migrate, retention,
 };
 use tokio_postgres::{Client, NoTls};
 use url::Url;
@@ -140,7 +140,7 @@ fn claim_row(event_id: Uuid, offset: i64) -> ClaimRow {
 /// Claims ids at offsets 0, 1, 2, … and returns the new ones, sorted.
 async fn claim(s: &mut Session, source: SourceId, ids: &[Uuid]) -> Result<Vec<Uuid>, DbError> {
     let rows: Vec<_> = ids.iter().zip(0..).map(|(id, offset)| claim_row(*id, offset)).collect();
-    let mut new: Vec<_> = OURS.claim(s, GROUP, source, &rows).await?.into_iter().collect();
+    let mut new: Vec<_> = OURS.claim(s, GROUP, source, &rows, Form::OnConflict).await?.into_iter().collect();
     new.sort();
     Ok(new)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use onceward::handler::EventDigest;
 use onceward::record::{Epoch, SourceId};
+use onceward::store::Form;
 use onceward::store::attempts::{BegunAttempt, KnownAttempt, NewAttempt, convert_leftovers, convert_stale, open, settle};
 use onceward::store::consumed_partitions::fence;
 use onceward::store::payments::insert;
@@ -64,7 +65,10 @@ async fn opening_tells_what_is_known_of_the_events_wherever_it_is_known() {
     let (here, epoch) = own(&mut s, 0).await;
     let (there, there_epoch) = own(&mut s, 1).await;
     let [paid, left_over, both, fresh, stranger] = ids();
-    committed(&mut s, async |s| insert(s, &[payment(paid, "1.00", "EUR"), payment(stranger, "2.00", "EUR")]).await).await;
+    committed(&mut s, async |s| {
+        insert(s, &[payment(paid, "1.00", "EUR"), payment(stranger, "2.00", "EUR")], Form::OnConflict).await
+    })
+    .await;
     let earlier = [attempt(left_over, "first"), attempt(both, "older")];
     open(&mut s, there, there_epoch, &earlier).await.unwrap().unwrap();
     convert_leftovers(&mut s, there).await.unwrap();
@@ -145,7 +149,7 @@ async fn what_a_crash_left_is_one_unknown_answer_each_unless_it_was_paid() {
     open(&mut s, source, epoch, &[attempt(paid, "a"), attempt(twice, "b")]).await.unwrap().unwrap();
     outsider.batch_execute("UPDATE attempt_batch SET started_at = now() - interval '1 hour'").await.unwrap();
     open(&mut s, source, epoch, &[attempt(once, "c"), attempt(twice, "later")]).await.unwrap().unwrap();
-    committed(&mut s, async |s| insert(s, &[payment(paid, "1.00", "EUR")]).await).await;
+    committed(&mut s, async |s| insert(s, &[payment(paid, "1.00", "EUR")], Form::OnConflict).await).await;
     assert_eq!(convert_leftovers(&mut s, SourceId(source.0 + 1)).await.unwrap(), 0);
     assert_eq!(convert_leftovers(&mut s, source).await.unwrap(), 2);
     assert_eq!(left(&outsider).await, [(once, Some("c".to_owned()), 1, None), (twice, Some("b".to_owned()), 2, None)]);
@@ -205,7 +209,7 @@ async fn a_batch_that_settles_while_its_attempts_are_converted_leaves_none_of_wh
             if !settles_first {
                 assert_eq!(convert_stale(&mut timer, Duration::ZERO).await?, 1);
             }
-            insert(s, &[payment(paid, "1.00", "EUR")]).await?;
+            insert(s, &[payment(paid, "1.00", "EUR")], Form::OnConflict).await?;
             settle(s, source, &[], &[paid]).await?;
             if settles_first {
                 let store = store.clone();
@@ -237,7 +241,7 @@ async fn an_event_in_doubt_has_an_attempt_as_old_as_its_id_before_anybody_is_cal
     let [now, paid, asked, refused] = ids();
     let old = Uuid::from_u128(now.as_u128() - (7_200_000 << 80));
     let ahead = Uuid::from_u128(now.as_u128() + (7_200_000 << 80));
-    committed(&mut s, async |s| insert(s, &[payment(paid, "1.00", "EUR")]).await).await;
+    committed(&mut s, async |s| insert(s, &[payment(paid, "1.00", "EUR")], Form::OnConflict).await).await;
     let definite = BegunAttempt { unknown_answers: 0, ..begun(refused, "stored") };
     committed(&mut s, async |s| settle(s, source, &[begun(asked, "stored"), definite], &[]).await).await;
     let doubted = [old, ahead, paid, asked, refused].map(|id| NewAttempt { in_doubt: true, ..attempt(id, "now") });

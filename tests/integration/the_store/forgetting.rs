@@ -135,7 +135,7 @@ async fn up_to_when_a_partition_is_settled_only_grows_never_beyond_now_and_only_
     let safe = async |s: &mut Session| standings(s).await.unwrap()[0].safe_ms;
     assert_eq!(safe(&mut s).await, None);
     let settle = async |s: &mut Session, next, made| {
-        committed(s, async |s| advance(s, source, epoch, NextOffset(next), None, made).await).await;
+        committed(s, async |s| Ok(advance(s, source, epoch, NextOffset(next), None, made))).await;
     };
     settle(&mut s, 1, None).await;
     assert_eq!(safe(&mut s).await, Some(0), "records without a time tell nothing");

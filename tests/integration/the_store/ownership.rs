@@ -2,12 +2,12 @@
 
 use futures_util::future::join;
 use onceward::record::{Epoch, NextOffset, RecordDigest};
-use onceward::store::consumed_partitions::{Fence, advance, bump, doubt, fence, has_rows, rebump};
-use onceward::store::{ErrorClass, Settings, Store, retention};
+use onceward::store::consumed_partitions::{Fence, advance, bump, doubt, fence, fenced, has_rows, rebump};
+use onceward::store::{DbError, ErrorClass, Settings, Store, TimeLimits, TransactionError, retention};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-use super::{Db, GROUP, LIMITS, TOPIC, assert_class, committed, own};
+use super::{Db, GROUP, LIMITS, TOPIC, assert_class, claim, committed, ids, own};
 
 #[tokio::test]
 async fn each_owner_gets_the_next_epoch_and_finds_where_the_last_one_stopped() {
@@ -19,7 +19,8 @@ async fn each_owner_gets_the_next_epoch_and_finds_where_the_last_one_stopped() {
     let digest = Some(RecordDigest(-5));
     committed(&mut s, async |s| {
         fence(s, first.source, first.epoch).await?.expect("ours");
-        advance(s, first.source, first.epoch, NextOffset(42), digest, None).await
+        advance(s, first.source, first.epoch, NextOffset(42), digest, None);
+        Ok(())
     })
     .await;
     let second = bump(&mut s, GROUP, TOPIC, 3, "b").await.unwrap();
@@ -48,7 +49,69 @@ async fn a_stale_owner_cannot_move_the_frontier() {
     let mut s = store.control.get().await.unwrap();
     let (source, stale) = own(&mut s, 0).await;
     own(&mut s, 0).await;
-    committed(&mut s, async |s| advance(s, source, stale, NextOffset(1), None, None).await).await;
+    committed(&mut s, async |s| Ok(advance(s, source, stale, NextOffset(1), None, None))).await;
+}
+
+#[tokio::test]
+async fn a_frontier_without_its_fence_takes_everything_of_its_transaction_with_it_and_the_connection_goes_on() {
+    let (db, store) = Db::ready().await;
+    let (mut s, mut control) = (store.claims.get().await.unwrap(), store.control.get().await.unwrap());
+    let (source, stale) = own(&mut control, 0).await;
+    let (_, current) = own(&mut control, 0).await;
+    let mut settle = async |epoch, next| {
+        let settled = s.transaction("batch", &LIMITS, async |s| {
+            claim(s, source, &ids::<2>()).await?;
+            advance(s, source, epoch, NextOffset(next), None, None);
+            Ok::<_, DbError>(())
+        });
+        settled.await
+    };
+    let Err(TransactionError::Body(error)) = settle(stale, 2).await else { panic!("it is not ours") };
+    assert!(error.to_string().contains("frontier 2 of partition row"), "{error}");
+    let claims =
+        async || db.outsider().await.query_one("SELECT count(*) FROM processed_event", &[]).await.unwrap().get::<_, i64>(0);
+    assert_eq!(claims().await, 0);
+    settle(current, 2).await.unwrap();
+    assert_eq!(claims().await, 2);
+    assert_eq!(bump(&mut control, GROUP, TOPIC, 0, "next").await.unwrap().next_offset, Some(NextOffset(2)));
+}
+
+#[tokio::test]
+async fn a_fence_that_goes_out_with_begin_is_held_until_the_end_whether_it_is_prepared_or_not() {
+    let (db, store) = Db::ready().await;
+    let (mut batch, mut control) = (store.claims.get().await.unwrap(), store.control.get().await.unwrap());
+    let (source, epoch) = own(&mut control, 0).await;
+    let outsider = db.outsider().await;
+    let free = async || outsider.query("SELECT FROM consumed_partition FOR UPDATE SKIP LOCKED", &[]).await.unwrap().len();
+    for words in ["", "", "; SELECT pg_current_xact_id()"] {
+        let held = fenced(&mut batch, "batch", &LIMITS, words, (source, epoch), async |_, fence| {
+            assert!(fence.is_some());
+            Ok::<_, DbError>(free().await)
+        });
+        assert_eq!(held.await.unwrap(), 0);
+        assert_eq!(free().await, 1);
+    }
+    own(&mut control, 0).await;
+    let stale = fenced(&mut batch, "batch", &LIMITS, "", (source, epoch), async |_, fence| Ok::<_, DbError>(fence)).await;
+    assert_eq!(stale.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_fence_that_waits_too_long_is_rolled_back_and_its_connection_goes_on() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let owner = own(&mut s, 0).await;
+    let outsider = db.outsider().await;
+    outsider.batch_execute("BEGIN; SELECT FROM consumed_partition FOR UPDATE").await.unwrap();
+    let impatient = TimeLimits { lock: Duration::from_millis(20), ..LIMITS };
+    for _ in 0..2 {
+        let late = fenced(&mut s, "batch", &impatient, "", owner, async |_, _| Ok::<_, DbError>(())).await;
+        let Err(TransactionError::Body(error)) = late else { panic!("{late:?}") };
+        assert_class(&error, "55P03", ErrorClass::Retry);
+        assert_eq!(error.statement(), "fence");
+    }
+    outsider.batch_execute("ROLLBACK").await.unwrap();
+    assert!(fenced(&mut s, "batch", &LIMITS, "", owner, async |_, fence| Ok::<_, DbError>(fence)).await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -62,7 +125,8 @@ async fn a_bump_waits_for_the_open_batch_and_then_goes_on() {
         fenced.send(()).unwrap();
         db.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')")
             .await;
-        advance(s, source, epoch, NextOffset(7), None, None).await
+        advance(s, source, epoch, NextOffset(7), None, None);
+        Ok(())
     });
     let taking_over = async {
         is_fenced.await.unwrap();

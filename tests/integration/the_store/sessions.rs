@@ -188,6 +188,39 @@ async fn a_statement_that_failed_silently_does_not_pass_for_a_commit() {
     assert_eq!(committed(&mut s, async |s| claim(s, SOURCE, &[id]).await).await, [id]);
 }
 
+/// A handler may use Diesel's own transactions: were theirs not savepoints, they would commit ours.
+#[tokio::test]
+async fn a_transaction_of_diesels_inside_of_ours_is_a_savepoint_and_commits_nothing() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    let [kept, lost] = ids();
+    for fails in [false, true] {
+        let inside = s.transaction("outer", &LIMITS, async |s| {
+            claim(s, SOURCE, &[if fails { lost } else { kept }]).await?;
+            let inner = diesel_async::AsyncConnection::transaction(&mut **s, async |s| {
+                diesel::sql_query("DELETE FROM processed_event").execute(s).await?;
+                Err::<(), _>(diesel::result::Error::RollbackTransaction)
+            });
+            inner.await.unwrap_err();
+            let inner =
+                diesel_async::AsyncConnection::transaction(&mut **s, async |s| diesel::sql_query("SELECT 1").execute(s).await);
+            inner.await?;
+            if fails { Err(DbError::from(diesel::result::Error::NotFound)) } else { Ok(()) }
+        });
+        assert_eq!(inside.await.is_err(), fails);
+    }
+    let ids: Vec<uuid::Uuid> = db
+        .outsider()
+        .await
+        .query("SELECT event_id FROM processed_event", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(ids, [kept]);
+}
+
 #[tokio::test]
 async fn a_commit_that_the_server_refuses_is_certainly_rolled_back() {
     let (db, store) = Db::ready().await;

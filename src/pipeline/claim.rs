@@ -1,0 +1,95 @@
+//! The beginning of every batch's transaction: its fence, and the claims of its events.
+//!
+//! In: a decoded batch. Out: the ids that this transaction has claimed, and in the batch what became of the others. It owns nothing.
+//!
+//! Invariant: a transaction whose ownership row is not ours claims nothing, and an event that is not claimed has no effect.
+
+use std::collections::HashSet;
+
+use uuid::Uuid;
+
+use crate::crash::CrashPoint;
+use crate::handler::Handler as Business;
+use crate::pipeline::batch::Batch;
+use crate::pipeline::dedup::{BatchError, Engine, RunBatch};
+use crate::pipeline::horizon;
+use crate::record::SourceId;
+use crate::store::consumed_partitions::{self, Fence};
+use crate::store::processed_events::ClaimRow;
+use crate::store::{Form, Session, TransactionError};
+
+/// A transaction that has locked its ownership row. Its body gets the retention floor as of this transaction.
+pub(super) async fn fenced<H: Business, T>(
+    engine: &Engine<H>,
+    session: &mut Session,
+    run: &RunBatch<H::Answer>,
+    name: &'static str,
+    body: impl AsyncFnOnce(&mut Session, Option<Uuid>) -> Result<T, BatchError>,
+) -> Result<T, TransactionError<BatchError>> {
+    let (words, owner) = (engine.claims.opening(), (run.source, run.epoch));
+    consumed_partitions::fenced(session, name, &engine.limits, words, owner, async |tx: &mut Session, fence: Option<Fence>| {
+        let fence = fence.ok_or(BatchError::Fenced)?;
+        if !run.written.allows(fence.next_offset) {
+            return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
+        }
+        CrashPoint::Fenced.passed();
+        body(tx, fence.floor).await
+    })
+    .await
+}
+
+/// Claim, look up, wait behind what is held. Out: the ids claimed by this transaction, and whether that was all, if there were any to claim.
+pub(super) async fn claim<H: Business>(
+    engine: &Engine<H>,
+    tx: &mut Session,
+    run: &RunBatch<H::Answer>,
+    form: Form,
+    floor: Option<Uuid>,
+    batch: &mut Batch<'_, H::Event>,
+    all_new: &mut Option<bool>,
+) -> Result<HashSet<Uuid>, BatchError> {
+    if let Some(floor) = floor {
+        horizon::look(engine, tx, run.source, floor, batch).await?;
+    }
+    let rows = batch.claims();
+    let mut claimed = HashSet::new();
+    if !rows.is_empty() {
+        claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
+        CrashPoint::Claimed.passed();
+        *all_new = Some(claimed.len() == rows.len());
+        let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
+        if !missing.is_empty() {
+            let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
+            let unexplained = batch.seen(run.source, &claimed, &seen);
+            if !unexplained.is_empty() {
+                // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
+                let again: Vec<_> = rows.into_iter().filter(|row| unexplained.contains(&row.event_id)).collect();
+                let late = claim_rows(engine, tx, run.source, &again, Form::OnConflict).await?;
+                if late.len() < again.len() {
+                    return Err(BatchError::Swallowed(again.len() - late.len()));
+                }
+                claimed.extend(late);
+            }
+        }
+    }
+    batch.wait_behind(&run.held.sequences);
+    Ok(claimed)
+}
+
+/// The claims themselves, and whose fault it is if there are none.
+pub(super) async fn claim_rows<H: Business>(
+    engine: &Engine<H>,
+    tx: &mut Session,
+    source: SourceId,
+    rows: &[ClaimRow],
+    form: Form,
+) -> Result<HashSet<Uuid>, BatchError> {
+    engine.claims.claim(tx, &engine.group, source, rows, form).await.map_err(|error| match error.sqlstate() {
+        // check_violation of the claim itself: no partition takes the row.
+        Some("23514") => BatchError::NoDay,
+        // Which key it was, its name does not say: each day has its own, and so has the table of another service. If it was not the
+        // claim's, the other form will say so.
+        Some(_) if form == Form::Optimistic && error.is_taken() => BatchError::Taken,
+        Some(_) | None => BatchError::Database(error),
+    })
+}
