@@ -1,6 +1,5 @@
 package peer;
 
-import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -49,23 +48,23 @@ class Billing {
     /** Spring commits the offsets of the whole poll once this has returned. */
     @KafkaListener(topics = "${PEER_TOPIC}")
     void onPoll(List<ConsumerRecord<byte[], byte[]>> records) {
-        List<OrderConfirmed> events = decode(records);
-        transaction.executeWithoutResult(status -> pay(claim(events)));
-    }
-
-    /** Each id once, in order, so that no two transactions wait for each other in a circle. */
-    private List<OrderConfirmed> decode(List<ConsumerRecord<byte[], byte[]>> records) {
+        // Each id once, in order, so that no two transactions wait for each other in a circle.
         Map<UUID, OrderConfirmed> events = new TreeMap<>();
-        for (int index = 0; index < records.size(); index++) {
+        BatchListenerFailedException fault = null;
+        for (int index = 0; fault == null && index < records.size(); index++) {
             try {
                 OrderConfirmed event = reader.readValue(records.get(index).value());
                 events.putIfAbsent(event.eventId(), event);
-            } catch (JacksonException | IllegalArgumentException fault) {
-                // The error handler has those before it delivered alone, and decides about this one.
-                throw new BatchListenerFailedException("no event", fault, index);
+            } catch (JacksonException | IllegalArgumentException noEvent) {
+                fault = new BatchListenerFailedException("no event", noEvent, index);
             }
         }
-        return new ArrayList<>(events.values());
+        if (!events.isEmpty()) {
+            transaction.executeWithoutResult(status -> pay(claim(List.copyOf(events.values()))));
+        }
+        if (fault != null) {
+            throw fault; // what stands before it counts as done, and is
+        }
     }
 
     /** Those that are new. */

@@ -9,13 +9,28 @@ import org.springframework.beans.factory.annotation.Value;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
 import org.springframework.context.annotation.Bean;
+import org.springframework.kafka.core.KafkaTemplate;
+import org.springframework.kafka.listener.CommonErrorHandler;
 import org.springframework.kafka.listener.ConsumerAwareRebalanceListener;
+import org.springframework.kafka.listener.DeadLetterPublishingRecoverer;
+import org.springframework.kafka.listener.DefaultErrorHandler;
+import org.springframework.util.backoff.FixedBackOff;
+import tools.jackson.core.JacksonException;
 
 @SpringBootApplication
 public class Peer {
 
     public static void main(String[] arguments) {
         SpringApplication.run(Peer.class, arguments);
+    }
+
+    /** What is no event goes to the dead letters at once; a database that is away is waited for. */
+    @Bean
+    CommonErrorHandler faults(KafkaTemplate<?, ?> template) {
+        FixedBackOff forEver = new FixedBackOff(1_000, FixedBackOff.UNLIMITED_ATTEMPTS);
+        DefaultErrorHandler handler = new DefaultErrorHandler(new DeadLetterPublishingRecoverer(template), forEver);
+        handler.addNotRetryableExceptions(JacksonException.class, IllegalArgumentException.class);
+        return handler;
     }
 
     /** Says once that every consumer has partitions. */
