@@ -30,9 +30,9 @@ pub const PARTITIONS: i32 = 12;
 const CONCURRENCY: u32 = 3;
 const GROUP: &str = "billing-order-confirmed";
 /// How often the database is asked how far the engine is.
-const LOOK: Duration = Duration::from_millis(20);
+pub const LOOK: Duration = Duration::from_millis(20);
 /// No progress for so long is a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one consumption of the topic gave.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +43,8 @@ pub struct Measured {
 
 /// A topic full of events.
 pub struct Topic {
-    name: String,
-    events: u64,
+    pub name: String,
+    pub events: u64,
     /// Key and payload of its first event.
     pub event_bytes: usize,
     /// How long producing took.
@@ -220,24 +220,28 @@ impl Engine<'_> {
 }
 
 /// One connection that asks again and again: making one costs more than the question.
-struct Observer {
+pub struct Observer {
     runtime: Runtime,
     client: tokio_postgres::Client,
 }
 
 impl Observer {
-    fn connect(url: &str) -> Result<Self> {
+    pub fn connect(url: &str) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (client, connection) = runtime.block_on(tokio_postgres::connect(url, NoTls))?;
         runtime.spawn(connection);
         Ok(Self { runtime, client })
     }
 
+    pub fn ask(&self, sql: &str) -> Result<Vec<tokio_postgres::Row>> {
+        Ok(self.runtime.block_on(self.client.query(sql, &[]))?)
+    }
+
     fn look(&self) -> Result<Vec<Row>> {
         let sql = "SELECT partition, coalesce(next_offset, 0), extract(epoch FROM updated_at)::float8,
                           extract(epoch FROM clock_timestamp())::float8
                    FROM consumed_partition";
-        let rows = self.runtime.block_on(self.client.query(sql, &[]))?;
+        let rows = self.ask(sql)?;
         let row = |row: &tokio_postgres::Row| Row {
             partition: row.get(0),
             next_offset: row.get(1),

@@ -103,6 +103,11 @@ impl Cpu {
         let children: f64 = processes.values().filter(|process| process.parent == id).map(|process| process.seconds).sum();
         children + processes.get(&id).map_or(0.0, |process| process.seconds + process.seconds_of_ended_children)
     }
+
+    /// Of the process alone, without what it has started.
+    pub fn of_itself(id: u32) -> f64 {
+        Process::all().get(&id).map_or(0.0, |process| process.seconds)
+    }
 }
 
 /// The most memory that the process has ever held, in MiB.

@@ -8,6 +8,7 @@
 mod engine;
 mod growth;
 mod machine;
+mod peers;
 mod raw;
 
 use std::error::Error;
@@ -33,8 +34,11 @@ struct Arguments {
     /// Runs; the median of each figure is reported.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: u64,
+    /// Measures the programs in benches/peers as well.
+    #[arg(long)]
+    peers: bool,
     /// Measures instead what so many claims in the table cost, by the statements of a batch alone.
-    #[arg(long, value_name = "ROWS,…", value_delimiter = ',', conflicts_with_all = ["events", "format"])]
+    #[arg(long, value_name = "ROWS,…", value_delimiter = ',', conflicts_with_all = ["events", "peers", "format"])]
     growth: Option<Vec<u64>>,
     /// `json` adds one object as the last line.
     #[arg(long, value_enum, default_value_t = Format::Human)]
@@ -60,6 +64,8 @@ struct Run {
     raw: Vec<f64>,
     fresh: Measured,
     duplicates: Measured,
+    /// None, unless they were asked for.
+    peers: Vec<peers::Measured>,
 }
 
 fn main() -> ExitCode {
@@ -90,13 +96,13 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut runs = Vec::new();
     for number in 1..=arguments.runs {
         println!("run {number}");
-        runs.push(measure(arguments.events, number, &kafka, &database, &processes)?);
+        runs.push(measure(arguments, number, &kafka, &database, &processes)?);
     }
     report(&runs, arguments.format);
     Ok(())
 }
 
-fn measure(events: u64, number: u64, kafka: &str, server: &str, processes: &machine::Processes) -> Result<Run> {
+fn measure(arguments: &Arguments, number: u64, kafka: &str, server: &str, processes: &machine::Processes) -> Result<Run> {
     let mut raw = Vec::new();
     for (index, (connections, batch)) in SHAPES.into_iter().enumerate() {
         let database = Database::create(server, &format!("raw_{number}_{index}"))?;
@@ -110,6 +116,7 @@ fn measure(events: u64, number: u64, kafka: &str, server: &str, processes: &mach
         raw.push(per_second);
     }
     let database = Database::create(server, &format!("engine_{number}"))?;
+    let events = arguments.events;
     let topic = engine::Topic::fill(kafka, &format!("orders.confirmed.{number}"), events)?;
     println!("  produced  {events} events of {} bytes in {:.1} s", topic.event_bytes, topic.elapsed.as_secs_f64());
     let engine = engine::Engine { kafka, topic: &topic, database: &database.url, processes };
@@ -117,7 +124,8 @@ fn measure(events: u64, number: u64, kafka: &str, server: &str, processes: &mach
     topic.reset(kafka)?;
     let duplicates = engine.consume("duplicates")?;
     engine.check()?;
-    Ok(Run { raw, fresh, duplicates })
+    let peers = if arguments.peers { peers::measure(&engine, server, number, fresh.per_second)? } else { Vec::new() };
+    Ok(Run { raw, fresh, duplicates, peers })
 }
 
 fn report(runs: &[Run], format: Format) {
@@ -133,9 +141,10 @@ fn report(runs: &[Run], format: Format) {
     println!("  engine, fresh       {} events/s = {:.2} of the best raw", thousands(fresh), fresh / best);
     println!("  engine, duplicates  {} events/s", thousands(duplicates));
     println!("  engine, peak        {rss:.0} MiB resident");
+    let peers = peers::report(runs);
     if format == Format::Json {
         println!(
-            r#"{{"fresh_eps":{fresh:.0},"raw_eps":{best:.0},"ratio":{:.3},"duplicates_eps":{duplicates:.0},"rss_peak_mib":{rss:.1}}}"#,
+            r#"{{"fresh_eps":{fresh:.0},"raw_eps":{best:.0},"ratio":{:.3},"duplicates_eps":{duplicates:.0},"rss_peak_mib":{rss:.1}{peers}}}"#,
             fresh / best
         );
     }
@@ -152,8 +161,7 @@ fn thousands(per_second: f64) -> String {
     format!("{:>7.1} thousand", per_second / 1_000.0)
 }
 
-/// A database of one measurement with our tables, gone afterwards, so that no measurement shares the disk or the vacuum with one
-/// before it.
+/// A database of one measurement, gone afterwards, so that no measurement shares the disk or the vacuum with one before it.
 struct Database<'a> {
     server: &'a str,
     name: String,
@@ -161,14 +169,20 @@ struct Database<'a> {
 }
 
 impl<'a> Database<'a> {
+    /// With our tables.
     fn create(server: &'a str, name: &str) -> Result<Self> {
+        let database = Self::empty(server, name)?;
+        block_on(store::migrate(&settings(&database.url)))?;
+        postgres::query(server, "CHECKPOINT")?;
+        Ok(database)
+    }
+
+    fn empty(server: &'a str, name: &str) -> Result<Self> {
         postgres::query(server, &format!("CREATE DATABASE {name}"))?;
         let url = match server.rsplit_once('/') {
             Some((host, _)) => format!("{host}/{name}"),
             None => return Err("the server's URL names no database".into()),
         };
-        block_on(store::migrate(&settings(&url)))?;
-        postgres::query(server, "CHECKPOINT")?;
         Ok(Self { server, name: name.to_owned(), url })
     }
 }
