@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use onceward::lab::postgres;
 use onceward::lab::process::{self, Signal, TempFolder};
 
-use crate::engine::{Engine, LOOK, Observer, PATIENCE, Topic};
+use crate::engine::{Engine, LOOK, Observer, PATIENCE};
 use crate::machine::{self, Cpu};
-use crate::{Database, Result, Run, median, thousands};
+use crate::topic::{Filling, Topic};
+use crate::{Bench, Database, Figure, Result, thousands};
 
 /// The first start fetches and builds what the peer is made of.
 const BUILD: Duration = Duration::from_secs(600);
@@ -31,45 +32,27 @@ struct Peer {
 const PEERS: [Peer; 2] =
     [Peer { name: "spring-batch", most_events: u64::MAX }, Peer { name: "kafkajs-typeorm", most_events: 20_000 }];
 
-/// What one run of a peer gave.
-pub struct Measured {
-    per_second: f64,
-    /// How many times as fast the engine was in the same run.
-    ratio: f64,
-}
-
 /// Every peer consumes the engine's topic, or a shorter one like it.
-pub fn measure(engine: &Engine<'_>, server: &str, number: u64, engine_per_second: f64) -> Result<Vec<Measured>> {
-    let mut measured = Vec::new();
+pub fn measure(bench: &Bench<'_>, engine: &Engine<'_>, topic: &Topic, engine_per_second: f64) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
     for peer in &PEERS {
-        let database = Database::empty(server, &format!("{}_{number}", peer.key()))?;
+        let database = Database::empty(bench.server, &format!("{}_{}", peer.key(), bench.number))?;
         postgres::query(&database.url, &fs::read_to_string(peer.folder().join("tables.sql"))?)?;
-        postgres::query(server, "CHECKPOINT")?;
+        postgres::query(bench.server, "CHECKPOINT")?;
         let shorter;
-        let topic = if engine.topic.events > peer.most_events {
-            shorter = Topic::fill(engine.kafka, &format!("{}.{}", engine.topic.name, peer.name), peer.most_events)?;
+        let topic = if topic.events > peer.most_events {
+            shorter = Topic::fill(bench.kafka, &format!("{}.{}", topic.name, peer.name), &Filling::even(peer.most_events))?;
             &shorter
         } else {
-            engine.topic
+            topic
         };
-        let around = Engine { topic, database: &database.url, ..*engine };
-        let per_second = peer.consume(&around).map_err(|error| format!("{}: {error}", peer.name))?;
-        around.check()?;
-        measured.push(Measured { per_second, ratio: engine_per_second / per_second });
+        let around = Engine { topic: &topic.name, database: &database.url, ..*engine };
+        let per_second = peer.consume(&around, topic).map_err(|error| format!("{}: {error}", peer.name))?;
+        around.check(topic)?;
+        figures.push(Figure::new(format!("peers.{}.eps", peer.key()), per_second));
+        figures.push(Figure::new(format!("peers.{}.ratio", peer.key()), engine_per_second / per_second));
     }
-    Ok(measured)
-}
-
-/// Prints the medians, and gives what the last line says of them.
-pub fn report(runs: &[Run]) -> String {
-    let of = |index: usize, value: fn(&Measured) -> f64| median(runs.iter().map(|run| value(&run.peers[index])));
-    let mut entries = Vec::new();
-    for (index, peer) in PEERS.iter().enumerate().filter(|_| runs.iter().all(|run| !run.peers.is_empty())) {
-        let (per_second, ratio) = (of(index, |peer| peer.per_second), of(index, |peer| peer.ratio));
-        println!("  {:<18}  {} events/s; the engine: {ratio:.1} times as many", peer.name, thousands(per_second));
-        entries.push(format!(r#""{}":{{"eps":{per_second:.0},"ratio":{ratio:.2}}}"#, peer.key()));
-    }
-    if entries.is_empty() { String::new() } else { format!(r#","peers":{{{}}}"#, entries.join(",")) }
+    Ok(figures)
 }
 
 impl Peer {
@@ -82,14 +65,14 @@ impl Peer {
     }
 
     /// Consumes the whole topic, prints what it took, and gives the events per second.
-    fn consume(&self, around: &Engine<'_>) -> Result<f64> {
+    fn consume(&self, around: &Engine<'_>, topic: &Topic) -> Result<f64> {
         let observer = Observer::connect(around.database)?;
         let servers = [around.processes.postgres, around.processes.kafka];
         let cpu_before = servers.map(Cpu::of);
         let folder = TempFolder::new("peer")?;
         let log = folder.path().join("log");
         let mut child = self.start(around, &log)?;
-        let took = wait_until_ready(&log, &mut child).and_then(|()| watch(&observer, around.topic.events, &mut child));
+        let took = wait_until_ready(&log, &mut child).and_then(|()| watch(&observer, topic.events, &mut child));
         let (cpu_peer, rss) = (Cpu::of_itself(child.id()), machine::rss_peak_mib(child.id()));
         let [postgres, kafka] = [0, 1].map(|server| Cpu::of(servers[server]) - cpu_before[server]);
         // A Java program ends with the signal's number also when it has put its house in order.
@@ -103,10 +86,10 @@ impl Peer {
                 return Err(took.err().unwrap_or_else(|| format!("it ended with {code}").into()));
             }
         };
-        let events = around.topic.events as f64;
+        let events = topic.events as f64;
         let [peer, postgres, kafka] = [cpu_peer, postgres, kafka].map(|seconds| seconds * 1e6 / events);
         println!(
-            "  {:<18}  {} events/s; CPU per million: peer {peer:.1} s, PostgreSQL {postgres:.1} s, Kafka {kafka:.1} s; \
+            "  {:<24} {} events/s; CPU per million: peer {peer:.1} s, PostgreSQL {postgres:.1} s, Kafka {kafka:.1} s; \
              peak {rss_peak_mib:.0} MiB",
             self.name,
             thousands(events / seconds)
@@ -119,7 +102,7 @@ impl Peer {
         let mut command = Command::new(self.folder().join("run"));
         command
             .env("PEER_BROKERS", around.kafka)
-            .env("PEER_TOPIC", &around.topic.name)
+            .env("PEER_TOPIC", around.topic)
             .env("PEER_GROUP", self.name)
             .env("PEER_DATABASE_URL", around.database)
             .stdin(Stdio::null())
