@@ -32,6 +32,7 @@ need() {
 has() {
   case $1 in
   java) local found; found=$(java -version 2>&1) && [[ $found =~ \"([0-9]+) ]] && ((BASH_REMATCH[1] >= 17)) ;;
+  node) local found; found=$(node --version 2>/dev/null) && [[ $found =~ ^v([0-9]+) ]] && ((BASH_REMATCH[1] >= 20)) ;;
   *) command -v "$1" >/dev/null ;;
   esac
 }
@@ -42,6 +43,8 @@ name_of() {
   java) echo "Java 17 or newer (Debian: default-jre-headless)" ;;
   mvn) echo "Maven (mvn; Debian: maven)" ;;
   cargo) echo "Rust (cargo, with the toolchain that rust-toolchain.toml names; https://rustup.rs)" ;;
+  node) echo "Node.js 20.19 or newer" ;;
+  npm) echo "npm, which comes with Node.js" ;;
   *) echo "$1 (Debian: $1)" ;;
   esac
 }
@@ -51,7 +54,7 @@ package_of() {
   cc | c++) echo build-essential ;;
   java) echo default-jre-headless ;;
   mvn) echo maven ;;
-  cargo) echo - ;; # Debian's is too old
+  cargo | node | npm) echo - ;; # Debian's are too old
   *) echo "$1" ;;
   esac
 }

@@ -5,11 +5,14 @@
 //! Invariant: a database that can lose a commit, or that lives in memory, is refused.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::time::Instant;
 
 use onceward::lab::postgres;
+use onceward::lab::process::TempFolder;
 
-use crate::Result;
+use crate::{Result, median};
 
 /// Settings that a figure depends on.
 const SETTINGS: [&str; 9] = [
@@ -70,6 +73,21 @@ fn mount_of(path: &str) -> Result<(String, String, String)> {
     Ok((top[0].to_owned(), top[1].to_owned(), top[2].to_owned()))
 }
 
+/// What it takes to have a page on the disk, in milliseconds: the median of many, where the servers keep their data.
+pub fn fsync_ms() -> Result<f64> {
+    let folder = TempFolder::new("fsync")?;
+    let mut file = File::create(folder.path().join("page"))?;
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        let started = Instant::now();
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&[1; 8_192])?;
+        file.sync_data()?;
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(median(times.into_iter()))
+}
+
 /// The servers' process ids.
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {
@@ -103,6 +121,42 @@ impl Cpu {
         let children: f64 = processes.values().filter(|process| process.parent == id).map(|process| process.seconds).sum();
         children + processes.get(&id).map_or(0.0, |process| process.seconds + process.seconds_of_ended_children)
     }
+
+    /// Of the process alone, without what it has started.
+    pub fn of_itself(id: u32) -> f64 {
+        Process::all().get(&id).map_or(0.0, |process| process.seconds)
+    }
+}
+
+/// The processors at one moment: what others take of them while something is measured.
+pub struct Load {
+    since: Instant,
+    busy: f64,
+    ours: f64,
+}
+
+impl Load {
+    pub fn now(processes: &Processes) -> Result<Self> {
+        // user, nice, system, idle, iowait, irq, softirq, steal: what the hypervisor gave to others counts as theirs.
+        let stat = fs::read_to_string("/proc/stat")?;
+        let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).ok_or("no line for all processors")?;
+        let counts: Vec<f64> = line.split_whitespace().filter_map(|count| count.parse().ok()).collect();
+        let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|field| counts.get(*field)).sum::<f64>() / ticks();
+        let ours = [processes.postgres, processes.kafka, Some(std::process::id())].map(Cpu::of).iter().sum();
+        Ok(Self { since: Instant::now(), busy, ours })
+    }
+
+    /// The part of all processors that others have had from then until now.
+    pub fn of_others_until(&self, now: &Self) -> Result<f64> {
+        let all = (now.since - self.since).as_secs_f64() * std::thread::available_parallelism()?.get() as f64;
+        Ok(((now.busy - self.busy) - (now.ours - self.ours)) / all)
+    }
+}
+
+/// Clock ticks in a second.
+fn ticks() -> f64 {
+    // SAFETY: reads a number.
+    unsafe { libc::sysconf(libc::_SC_CLK_TCK) as f64 }
 }
 
 /// The most memory that the process has ever held, in MiB.
@@ -129,9 +183,7 @@ impl Process {
     fn read(stat: &str) -> Option<Self> {
         let (name, rest) = (stat.split_once('(')?.1.rsplit_once(')')?.0, stat.rsplit_once(')')?.1);
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // SAFETY: reads a number.
-        let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-        let seconds = |field: usize| fields.get(field).and_then(|text| text.parse::<f64>().ok()).map(|count| count / ticks);
+        let seconds = |field: usize| fields.get(field).and_then(|text| text.parse::<f64>().ok()).map(|count| count / ticks());
         Some(Self {
             name: name.to_owned(),
             parent: fields.get(1)?.parse().ok()?,

@@ -1,14 +1,19 @@
-//! What the engine reaches of what the database can do: the raw limit and the engine, in one run, on one server.
+//! What the engine reaches of what the database can do: the raw limit and the engine, in one run, on one server; and what the engine
+//! does under every load that its users have.
 //!
 //! In: a Kafka and a PostgreSQL (`scripts/bench` starts them). Out: a report, and with `--format json` one object on the last line. It
 //! owns the databases and topics that it makes; they end with the servers.
 //!
 //! Invariant: nothing is measured on a database that could lose a commit, and a run in which an event is missing has no figures.
 
+mod cases;
 mod engine;
 mod growth;
+mod latency;
 mod machine;
+mod peers;
 mod raw;
+mod topic;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -17,9 +22,12 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use onceward::lab::postgres;
 use onceward::store::{self, Settings, TimeLimits};
+use serde_json::{Map, Value, json};
 
-use crate::engine::Measured;
-use crate::machine::Cpu;
+use crate::cases::Case;
+use crate::engine::Engine;
+use crate::machine::{Cpu, Load, Processes};
+use crate::topic::{Filling, Topic};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -27,14 +35,23 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 #[derive(Debug, Parser)]
 #[command(name = "throughput")]
 struct Arguments {
-    /// Events that the engine consumes.
+    /// Events that the engine consumes in the plain case.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(20_000..))]
     events: u64,
     /// Runs; the median of each figure is reported.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: u64,
+    /// Only these cases.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CASE,…")]
+    only: Option<Vec<Case>>,
+    /// A tenth of the events in every case: for a look.
+    #[arg(long)]
+    quick: bool,
+    /// Measures the programs in benches/peers as well.
+    #[arg(long)]
+    peers: bool,
     /// Measures instead what so many claims in the table cost, by the statements of a batch alone.
-    #[arg(long, value_name = "ROWS,…", value_delimiter = ',', conflicts_with_all = ["events", "format"])]
+    #[arg(long, value_name = "ROWS,…", value_delimiter = ',', conflicts_with_all = ["events", "only", "quick", "peers", "format"])]
     growth: Option<Vec<u64>>,
     /// `json` adds one object as the last line.
     #[arg(long, value_enum, default_value_t = Format::Human)]
@@ -53,13 +70,35 @@ enum Format {
 /// Connections and events per transaction of the raw limit.
 const SHAPES: [(usize, usize); 4] = [(3, 512), (4, 512), (3, 2_048), (4, 2_048)];
 /// Events of one raw measurement.
-const RAW_EVENTS: usize = 300_000;
+const RAW_EVENTS: u64 = 300_000;
 
-/// What one run gave.
-struct Run {
-    raw: Vec<f64>,
-    fresh: Measured,
-    duplicates: Measured,
+/// While others take more of the processors, no ratio means anything.
+const OTHERS: f64 = 0.10;
+
+/// What every case needs.
+struct Bench<'a> {
+    kafka: &'a str,
+    server: &'a str,
+    processes: &'a Processes,
+    /// Of the run, from 1.
+    number: u64,
+    events: u64,
+    quick: bool,
+    peers: bool,
+}
+
+/// One number of the last line.
+#[derive(Clone, Debug)]
+struct Figure {
+    /// With a dot for each step into the object.
+    key: String,
+    value: f64,
+}
+
+impl Figure {
+    fn new(key: impl Into<String>, value: f64) -> Self {
+        Self { key: key.into(), value }
+    }
 }
 
 fn main() -> ExitCode {
@@ -76,74 +115,141 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let server = |name: &str| std::env::var(name).map_err(|_| format!("{name} is not set: use scripts/bench"));
     let (kafka, database) = (server("ONCEWARD_TEST_KAFKA")?, server("ONCEWARD_TEST_DATABASE_URL")?);
-    if let Some(rows) = &arguments.growth {
-        println!("onceward, growth of the table of claims: {} × {} events a transaction", growth::SHAPE.0, growth::SHAPE.1);
-        println!("machine     {}", machine::describe()?);
-        machine::describe_database(&database)?.iter().for_each(|line| println!("{line}"));
-        return growth::measure(&database, rows, arguments.runs);
-    }
-    println!("onceward, throughput: {} events, {} partitions, provider left out", arguments.events, engine::PARTITIONS);
     println!("machine     {}", machine::describe()?);
     machine::describe_database(&database)?.iter().for_each(|line| println!("{line}"));
-
-    let processes = machine::Processes::find(&database)?;
+    if let Some(rows) = &arguments.growth {
+        println!("growth of the table of claims: {} × {} events a transaction", growth::SHAPE.0, growth::SHAPE.1);
+        return growth::measure(&database, rows, arguments.runs);
+    }
+    let processes = Processes::find(&database)?;
+    let cases = arguments.only.as_deref().unwrap_or(Case::value_variants());
     let mut runs = Vec::new();
     for number in 1..=arguments.runs {
         println!("run {number}");
-        runs.push(measure(arguments.events, number, &kafka, &database, &processes)?);
+        let bench = Bench {
+            kafka: &kafka,
+            server: &database,
+            processes: &processes,
+            number,
+            events: arguments.events,
+            quick: arguments.quick,
+            peers: arguments.peers,
+        };
+        let mut figures = Vec::new();
+        for case in cases {
+            figures.extend(case.measure(&bench)?);
+        }
+        runs.push(figures);
     }
     report(&runs, arguments.format);
     Ok(())
 }
 
-fn measure(events: u64, number: u64, kafka: &str, server: &str, processes: &machine::Processes) -> Result<Run> {
-    let mut raw = Vec::new();
-    for (index, (connections, batch)) in SHAPES.into_iter().enumerate() {
-        let database = Database::create(server, &format!("raw_{number}_{index}"))?;
-        let before = Cpu::of(processes.postgres);
-        let per_second = raw::measure(&database.url, connections, batch, RAW_EVENTS, |id| id)?.per_second;
-        let cpu = (Cpu::of(processes.postgres) - before) * 1e6 / RAW_EVENTS as f64;
-        println!(
-            "  raw       {connections} × {batch:<5} {} events/s; CPU per million: PostgreSQL {cpu:.1} s",
-            thousands(per_second)
-        );
-        raw.push(per_second);
+impl Bench<'_> {
+    fn scaled(&self, events: u64) -> u64 {
+        if self.quick { events / 10 } else { events }
     }
-    let database = Database::create(server, &format!("engine_{number}"))?;
-    let topic = engine::Topic::fill(kafka, &format!("orders.confirmed.{number}"), events)?;
-    println!("  produced  {events} events of {} bytes in {:.1} s", topic.event_bytes, topic.elapsed.as_secs_f64());
-    let engine = engine::Engine { kafka, topic: &topic, database: &database.url, processes };
-    let fresh = engine.consume("fresh")?;
-    topic.reset(kafka)?;
-    let duplicates = engine.consume("duplicates")?;
-    engine.check()?;
-    Ok(Run { raw, fresh, duplicates })
+
+    fn database(&self, name: &str) -> Result<Database<'_>> {
+        Database::create(self.server, name)
+    }
+
+    /// With its defaults, on no topic yet.
+    fn engine<'a>(&'a self, database: &'a str) -> Engine<'a> {
+        Engine { kafka: self.kafka, topic: "", database, processes: self.processes, settings: "" }
+    }
+
+    fn plain(&self) -> Result<Vec<Figure>> {
+        let before = Load::now(self.processes)?;
+        let mut raw_eps = 0_f64;
+        for (index, (connections, batch)) in SHAPES.into_iter().enumerate() {
+            let database = self.database(&format!("raw_{}_{index}", self.number))?;
+            let (before, events) = (Cpu::of(self.processes.postgres), self.scaled(RAW_EVENTS) as usize);
+            let per_second = raw::measure(&database.url, connections, batch, events, |id| id)?.per_second;
+            let cpu = (Cpu::of(self.processes.postgres) - before) * 1e6 / events as f64;
+            println!(
+                "  {:<24} {} events/s; CPU per million: PostgreSQL {cpu:.1} s",
+                format!("raw {connections} × {batch}"),
+                thousands(per_second)
+            );
+            raw_eps = raw_eps.max(per_second);
+        }
+        let database = self.database(&format!("plain_{}", self.number))?;
+        let topic = Topic::fill(self.kafka, &format!("plain_{}", self.number), &Filling::even(self.scaled(self.events)))?;
+        println!("  produced {} events of {} bytes in {:.1} s", topic.events, topic.event_bytes, topic.elapsed.as_secs_f64());
+        let engine = Engine { topic: &topic.name, ..self.engine(&database.url) };
+        let fresh = engine.consume("new events", &topic)?;
+        topic.reset(self.kafka)?;
+        let duplicates = engine.consume("the same once more", &topic)?;
+        engine.check(&topic)?;
+        let others = before.of_others_until(&Load::now(self.processes)?)?;
+        let ratio = if others <= OTHERS { fresh.per_second / raw_eps } else { f64::NAN };
+        println!(
+            "  other processes took {:.0} % of the processors{}",
+            others * 100.0,
+            if ratio.is_nan() { ": no ratio" } else { "" }
+        );
+        let mut figures = vec![
+            Figure::new("fresh_eps", fresh.per_second),
+            Figure::new("raw_eps", raw_eps),
+            Figure::new("ratio", ratio),
+            Figure::new("duplicates_eps", duplicates.per_second),
+            Figure::new("rss_peak_mib", fresh.rss_peak_mib.max(duplicates.rss_peak_mib)),
+            Figure::new("engine_us_per_event", fresh.us_per_event),
+        ];
+        if self.peers {
+            figures.extend(peers::measure(self, &engine, &topic, fresh.per_second)?);
+        }
+        Ok(figures)
+    }
 }
 
-fn report(runs: &[Run], format: Format) {
-    let raw: Vec<f64> = (0..SHAPES.len()).map(|shape| median(runs.iter().map(|run| run.raw[shape]))).collect();
-    let best = raw.iter().copied().fold(0.0, f64::max);
-    let fresh = median(runs.iter().map(|run| run.fresh.per_second));
-    let duplicates = median(runs.iter().map(|run| run.duplicates.per_second));
-    let rss = runs.iter().map(|run| run.fresh.rss_peak_mib.max(run.duplicates.rss_peak_mib)).fold(0.0, f64::max);
-    println!("median of {} run(s)", runs.len());
-    for ((connections, batch), per_second) in SHAPES.into_iter().zip(&raw) {
-        println!("  raw {connections} × {batch:<5}       {} events/s", thousands(*per_second));
+/// The median of each figure, and of which values.
+fn report(runs: &[Vec<Figure>], format: Format) {
+    println!("medians of {} run(s)", runs.len());
+    let mut line = Map::new();
+    for (index, Figure { key, .. }) in runs.first().into_iter().flatten().enumerate() {
+        let values: Vec<f64> = runs.iter().map(|figures| figures[index].value).collect();
+        let [least, most] = [f64::min, f64::max].map(|of| values.iter().copied().reduce(of).unwrap_or_default());
+        let median = median(values.into_iter());
+        let range = if runs.len() > 1 { format!("   ({}–{})", written(least), written(most)) } else { String::new() };
+        println!("  {key:<32} {:>12}{range}", written(median));
+        insert(&mut line, key, written(median).parse::<f64>().map_or(Value::Null, |value| json!(value)));
     }
-    println!("  engine, fresh       {} events/s = {:.2} of the best raw", thousands(fresh), fresh / best);
-    println!("  engine, duplicates  {} events/s", thousands(duplicates));
-    println!("  engine, peak        {rss:.0} MiB resident");
     if format == Format::Json {
-        println!(
-            r#"{{"fresh_eps":{fresh:.0},"raw_eps":{best:.0},"ratio":{:.3},"duplicates_eps":{duplicates:.0},"rss_peak_mib":{rss:.1}}}"#,
-            fresh / best
-        );
+        println!("{}", Value::Object(line));
     }
 }
 
-/// The middle one, or the lower of the two in the middle.
+/// Three or four digits that mean something.
+fn written(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1_000.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn insert(object: &mut Map<String, Value>, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => {
+            object.insert(key.to_owned(), value);
+        }
+        Some((first, rest)) => {
+            let inner = object.entry(first).or_insert_with(|| json!({}));
+            if let Value::Object(inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+    }
+}
+
+/// The middle one, or the lower of the two in the middle; none if one of them is none.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
+    if values.iter().any(|value| value.is_nan()) {
+        return f64::NAN;
+    }
     values.sort_by(f64::total_cmp);
     values[(values.len() - 1) / 2]
 }
@@ -152,8 +258,7 @@ fn thousands(per_second: f64) -> String {
     format!("{:>7.1} thousand", per_second / 1_000.0)
 }
 
-/// A database of one measurement with our tables, gone afterwards, so that no measurement shares the disk or the vacuum with one
-/// before it.
+/// A database of one measurement, gone afterwards, so that no measurement shares the disk or the vacuum with one before it.
 struct Database<'a> {
     server: &'a str,
     name: String,
@@ -161,14 +266,20 @@ struct Database<'a> {
 }
 
 impl<'a> Database<'a> {
+    /// With our tables.
     fn create(server: &'a str, name: &str) -> Result<Self> {
+        let database = Self::empty(server, name)?;
+        block_on(store::migrate(&settings(&database.url)))?;
+        postgres::query(server, "CHECKPOINT")?;
+        Ok(database)
+    }
+
+    fn empty(server: &'a str, name: &str) -> Result<Self> {
         postgres::query(server, &format!("CREATE DATABASE {name}"))?;
         let url = match server.rsplit_once('/') {
             Some((host, _)) => format!("{host}/{name}"),
             None => return Err("the server's URL names no database".into()),
         };
-        block_on(store::migrate(&settings(&url)))?;
-        postgres::query(server, "CHECKPOINT")?;
         Ok(Self { server, name: name.to_owned(), url })
     }
 }

@@ -1,0 +1,173 @@
+//! How long an event takes from the moment at which it was to be produced to the moment at which its row can be read.
+//!
+//! In: an engine, a rate. Out: percentiles. It owns the topic's producer and a connection that looks how far each partition is.
+//!
+//! Invariant: the clock of an event starts when the rate says that it is due, whether or not anybody was late; a stall of the producer or
+//! of the engine is counted for each event that had to wait for it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientContext;
+use rdkafka::message::Message as _;
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
+
+use crate::Result;
+use crate::engine::{Engine, Observer, PATIENCE, Running};
+use crate::topic::{Events, Topic, producer};
+
+/// Events at a rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    pub per_second: u64,
+    pub partitions: i32,
+    pub time: Duration,
+    /// Not counted: connections are made, statements prepared, caches filled.
+    pub warm_up: Duration,
+}
+
+/// What it gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Latency {
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub most_ms: f64,
+    pub rss_peak_mib: f64,
+}
+
+/// Where an event came to lie, and when it was due.
+type Produced = (i32, i64, Instant);
+/// When a partition was seen to have come so far.
+type Seen = (i64, Instant);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_micros(500);
+
+#[derive(Default)]
+struct Deliveries(Mutex<Vec<Produced>>);
+
+impl ClientContext for Deliveries {}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = Box<Instant>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, due: Self::DeliveryOpaque) {
+        // What was not delivered is missed at the end.
+        if let Ok(message) = result {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push((message.partition(), message.offset(), *due));
+        }
+    }
+}
+
+/// Starts the engine on an empty topic and sends.
+pub fn measure(engine: &Engine<'_>, load: &Load) -> Result<Latency> {
+    Topic::make(engine.kafka, engine.topic, load.partitions)?;
+    let observer = Observer::connect(engine.database)?;
+    let mut running = engine.start()?;
+    let measured = play(engine, load, observer, &mut running);
+    running.end(measured)
+}
+
+fn play(engine: &Engine<'_>, load: &Load, observer: Observer, running: &mut Running) -> Result<Latency> {
+    let started = Instant::now();
+    while observer.look()?.len() < load.partitions as usize {
+        running.still_runs()?;
+        if started.elapsed() > PATIENCE {
+            return Err("the engine does not get its partitions".into());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let mut config = producer(engine.kafka);
+    config.set("linger.ms", "1");
+    let producer: ThreadedProducer<Deliveries> = config.create_with_context(Deliveries::default())?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let looking = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || look(&observer, &is_over).map_err(|error| error.to_string()))
+    };
+    let sent = send(&producer, engine.topic, load);
+    producer.flush(PATIENCE)?;
+    let (due, warm) = sent?;
+    let produced = std::mem::take(&mut *producer.context().0.lock().unwrap_or_else(PoisonError::into_inner));
+    if produced.len() != due {
+        return Err(format!("{} of {due} events were produced", produced.len()).into());
+    }
+    wait_for(engine, &produced)?;
+    is_over.store(true, Ordering::Relaxed);
+    let seen = looking.join().map_err(|_| "it panicked")??;
+    let mut waits: Vec<f64> = produced
+        .iter()
+        .filter(|(_, _, due)| *due >= warm)
+        .map(|(partition, offset, due)| {
+            let of_partition = seen.get(partition).ok_or("a partition was never seen")?;
+            let at = of_partition.partition_point(|(next, _)| next <= offset);
+            let (_, moment) = of_partition.get(at).ok_or("an event was never seen")?;
+            Ok(moment.duration_since(*due).as_secs_f64() * 1e3)
+        })
+        .collect::<Result<_>>()?;
+    waits.sort_by(f64::total_cmp);
+    let at = |part: usize| waits[(waits.len() - 1) * part / 100];
+    let rss_peak_mib = crate::machine::rss_peak_mib(running.child.id())?;
+    Ok(Latency { p50_ms: at(50), p99_ms: at(99), most_ms: at(100), rss_peak_mib })
+}
+
+/// How many were sent, and from when on they count.
+fn send(producer: &ThreadedProducer<Deliveries>, topic: &str, load: &Load) -> Result<(usize, Instant)> {
+    let mut events = Events::new(0)?;
+    let started = Instant::now();
+    let count = load.per_second * (load.warm_up + load.time).as_secs();
+    for number in 0..count {
+        let due = started + Duration::from_secs_f64(number as f64 / load.per_second as f64);
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        let (order, payload) = events.next()?;
+        let key = order.to_string();
+        let record = BaseRecord::with_opaque_to(topic, Box::new(due)).key(&key).payload(&payload);
+        producer.send(record).map_err(|(error, _)| error)?;
+    }
+    Ok((count as usize, started + load.warm_up))
+}
+
+/// Until all of them are settled.
+fn wait_for(engine: &Engine<'_>, produced: &[Produced]) -> Result<()> {
+    let observer = Observer::connect(engine.database)?;
+    let mut ends: HashMap<i32, i64> = HashMap::new();
+    for (partition, offset, _) in produced {
+        let end = ends.entry(*partition).or_default();
+        *end = (*end).max(offset + 1);
+    }
+    let started = Instant::now();
+    loop {
+        let rows = observer.look()?;
+        if ends.iter().all(|(partition, end)| rows.iter().any(|row| row.partition == *partition && row.next_offset >= *end)) {
+            return Ok(());
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(format!("not all is settled after {PATIENCE:?}").into());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Notes each step of each partition, until it is over and once more.
+fn look(observer: &Observer, is_over: &AtomicBool) -> Result<HashMap<i32, Vec<Seen>>> {
+    let mut seen: HashMap<i32, Vec<Seen>> = HashMap::new();
+    loop {
+        let last = is_over.load(Ordering::Relaxed);
+        let rows = observer.look()?;
+        let now = Instant::now();
+        for row in rows {
+            let of_partition = seen.entry(row.partition).or_default();
+            if of_partition.last().is_none_or(|(next, _)| *next != row.next_offset) {
+                of_partition.push((row.next_offset, now));
+            }
+        }
+        if last {
+            return Ok(seen);
+        }
+        thread::sleep(LOOK);
+    }
+}
