@@ -132,9 +132,12 @@ pub async fn fenced<T, E: From<DbError>>(
         let lock = LockOwnership { source: source.0, epoch: epoch.0 };
         diesel_async::RunQueryDsl::load::<FenceRow>(lock, &mut connection).await
     };
-    s.transaction_behind(name, limits, Opening { words, name: "fence", first }, async |s, rows: Result<Vec<_>, _>| {
-        body(s, rows?.pop().map(Fence::read)).await
-    })
+    s.transaction_behind(
+        name,
+        limits,
+        Opening { words, statements: 1, name: "fence", first },
+        async |s, rows: Result<Vec<_>, _>| body(s, rows?.pop().map(Fence::read)).await,
+    )
     .await
 }
 

@@ -54,6 +54,8 @@ pub struct Session {
 pub(super) struct Opening<'a, First> {
     /// More statements of BEGIN's own message, each behind a semicolon.
     pub words: &'a str,
+    /// How many statements that are.
+    pub statements: usize,
     /// The name of the first statement.
     pub name: &'static str,
     /// That statement.
@@ -131,7 +133,7 @@ impl Session {
         limits: &TimeLimits,
         body: impl AsyncFnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, TransactionError<E>> {
-        let opening = Opening { words: "", name, first: async |_: &AsyncPgConnection| Ok(()) };
+        let opening = Opening { words: "", statements: 0, name, first: async |_: &AsyncPgConnection| Ok(()) };
         self.transaction_behind(name, limits, opening, async |s: &mut Self, _| body(s).await).await
     }
 
@@ -184,8 +186,9 @@ impl Session {
         let mut connection = &self.connection;
         let (begun, first) = join(connection.batch_execute(&begin), (opening.first)(&self.connection)).await;
         begun.map_err(|error| self.db_error(name, error))?;
-        // The order is the driver's, so it is not believed: a lock that was taken before BEGIN would be gone.
-        if self.wire.was_idle() {
+        // The order is the driver's, so it is not believed: a lock that was taken before BEGIN would be gone. Inside, there was an answer to
+        // BEGIN and one to the statement behind it.
+        if self.wire.answers_inside() < 1 + opening.statements {
             return Err(DbError::connection(name, "its first statement has run outside of the transaction"));
         }
         self.tell_diesel(TransactionDepthChange::IncreaseDepth).map_err(|error| self.db_error(name, error))?;

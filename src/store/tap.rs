@@ -36,8 +36,8 @@ struct Said {
     fatal: bool,
     rolled_back: bool,
     idle: bool,
-    /// It has been idle since [`Wire::watch`].
-    was_idle: bool,
+    /// Answers since [`Wire::watch`] after which a transaction was open.
+    inside: usize,
 }
 
 impl Wire {
@@ -62,14 +62,14 @@ impl Wire {
         self.lock().idle
     }
 
-    /// From now on it is noted whether the server waits for a command outside of a transaction.
+    /// From now on answers inside of a transaction are counted.
     pub(super) fn watch(&self) {
-        self.lock().was_idle = false;
+        self.lock().inside = 0;
     }
 
-    /// It has done so since.
-    pub(super) fn was_idle(&self) -> bool {
-        self.lock().was_idle
+    /// How many there were since. Late answers to what was asked outside of one, as when the driver lets go of a statement, do not count.
+    pub(super) fn answers_inside(&self) -> usize {
+        self.lock().inside
     }
 
     pub(super) fn hear(&self, kind: u8, body: &[u8]) {
@@ -82,7 +82,7 @@ impl Wire {
             b'C' => said.rolled_back = body.starts_with(b"ROLLBACK\0"),
             b'Z' => {
                 said.idle = body == b"I";
-                said.was_idle |= said.idle;
+                said.inside += usize::from(!said.idle);
             }
             _ => {}
         }
@@ -204,15 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_outside_of_a_transaction_is_noticed_though_it_has_passed() {
+    fn only_answers_inside_of_a_transaction_count() {
         let wire = Wire::default();
-        wire.hear(b'Z', b"I");
+        wire.hear(b'Z', b"T");
         wire.watch();
+        wire.hear(b'Z', b"I");
+        assert_eq!(wire.answers_inside(), 0);
         wire.hear(b'Z', b"T");
         wire.hear(b'Z', b"E");
-        assert!(!wire.was_idle());
-        wire.hear(b'Z', b"I");
-        wire.hear(b'Z', b"T");
-        assert!(wire.was_idle() && !wire.is_idle());
+        assert_eq!(wire.answers_inside(), 2);
     }
 }

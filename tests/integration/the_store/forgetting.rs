@@ -184,7 +184,7 @@ async fn a_database_whose_clock_is_ahead_forgets_nothing_for_it() {
     assert!((before - 2..=real(-2)).contains(&first), "the first floor");
 
     let (source, epoch) = own(&mut s, 0).await;
-    committed(&mut s, async |s| advance(s, source, epoch, NextOffset(1), None, Some(wrong)).await).await;
+    committed(&mut s, async |s| Ok(advance(s, source, epoch, NextOffset(1), None, Some(wrong)))).await;
     let safe = standings(&mut s).await.unwrap()[0].safe_ms.unwrap();
     assert!((before..=real(0)).contains(&(safe / 86_400_000)), "a record of that future: settled up to now");
 
