@@ -46,6 +46,8 @@ pub enum CrashPoint {
     AttemptsSettled,
     /// The held rows are inserted.
     HeldWritten,
+    /// All is written but the frontier, which goes out with COMMIT.
+    BeforeCommit,
     /// COMMIT was answered.
     Committed,
     /// The OffsetActor knows.
@@ -62,7 +64,7 @@ pub enum CrashPoint {
 
 impl CrashPoint {
     /// Every point, in the order above.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::HandedOn,
         Self::Windowed,
         Self::Bumped,
@@ -82,6 +84,7 @@ impl CrashPoint {
         Self::PaymentsWritten,
         Self::AttemptsSettled,
         Self::HeldWritten,
+        Self::BeforeCommit,
         Self::Committed,
         Self::Confirmed,
         Self::OffsetsCommitted,
@@ -113,6 +116,7 @@ impl CrashPoint {
             Self::PaymentsWritten => "payments_written",
             Self::AttemptsSettled => "attempts_settled",
             Self::HeldWritten => "held_written",
+            Self::BeforeCommit => "before_commit",
             Self::Committed => "committed",
             Self::Confirmed => "confirmed",
             Self::OffsetsCommitted => "offsets_committed",

@@ -36,7 +36,7 @@ impl Handler for Decodes {
     type Answer = ();
 
     fn decode(&self, record: &Record) -> Result<OrderConfirmed, Rejection> {
-        event::decode::decode(record.payload.as_deref())
+        event::decode(record.payload.as_deref())
     }
 
     async fn apply(&self, _: &mut Session, _: &BatchContext<()>, _: &[Claimed<OrderConfirmed>]) -> Result<Vec<Outcome>, DbError> {

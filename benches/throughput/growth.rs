@@ -14,10 +14,10 @@ use onceward::lab::postgres;
 use onceward::retention::sweeper::sweep;
 use onceward::store::old_claims::Forgettable;
 use onceward::store::retention::ensure_days;
-use onceward::store::{Session, Store, forgetting, retention};
+use onceward::store::{Form, Session, Store, forgetting, retention};
 use uuid::Uuid;
 
-use crate::raw::Measured;
+use crate::raw::{Measured, Shape};
 use crate::{Database, Result, block_on, median, raw, settings, thousands};
 
 /// Connections, and events per transaction.
@@ -111,7 +111,8 @@ impl<'a> Case<'a> {
 
     fn run(&self) -> Result<Measured> {
         let id = if self.table == Table::RandomIds { random_of } else { std::convert::identity };
-        raw::measure(&self.database.url, SHAPE.0, SHAPE.1, EVENTS, id)
+        let (connections, batch) = SHAPE;
+        raw::measure(&self.database.url, &Shape { connections, batch, events: EVENTS, form: Form::Optimistic, id })
     }
 
     /// While somebody does something else to the table, which begins at the same time.

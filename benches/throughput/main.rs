@@ -21,12 +21,13 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use onceward::lab::postgres;
-use onceward::store::{self, Settings, TimeLimits};
+use onceward::store::{self, Form, Settings, TimeLimits};
 use serde_json::{Map, Value, json};
 
 use crate::cases::Case;
 use crate::engine::Engine;
 use crate::machine::{Cpu, Load, Processes};
+use crate::raw::Shape;
 use crate::topic::{Filling, Topic};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -159,21 +160,30 @@ impl Bench<'_> {
         Engine { kafka: self.kafka, topic: "", database, processes: self.processes, settings: "" }
     }
 
+    /// New events in the best shape; and in the best one for that, the same events once more.
+    fn best_raw(&self, form: Form) -> Result<[f64; 2]> {
+        let mut best = [0_f64; 2];
+        for (connections, batch) in SHAPES {
+            let database = self.database(&format!("raw_{}_{connections}_{batch}", self.number))?;
+            let (before, events) = (Cpu::of(self.processes.postgres), self.scaled(RAW_EVENTS) as usize);
+            let shape = Shape { connections, batch, events, form, id: |id| id };
+            let measured = raw::measure_twice(&database.url, &shape)?.map(|measured| measured.per_second);
+            let cpu = (Cpu::of(self.processes.postgres) - before) * 1e6 / (2 * events) as f64;
+            let name = format!("raw {connections} × {batch}{}", if form == Form::Optimistic { "" } else { ", on conflict" });
+            println!(
+                "  {name:<24} {} events/s, once more {}; CPU per million: PostgreSQL {cpu:.1} s",
+                thousands(measured[0]),
+                thousands(measured[1])
+            );
+            best = [best[0].max(measured[0]), best[1].max(measured[1])];
+        }
+        Ok(best)
+    }
+
     fn plain(&self) -> Result<Vec<Figure>> {
         let before = Load::now(self.processes)?;
-        let mut raw_eps = 0_f64;
-        for (index, (connections, batch)) in SHAPES.into_iter().enumerate() {
-            let database = self.database(&format!("raw_{}_{index}", self.number))?;
-            let (before, events) = (Cpu::of(self.processes.postgres), self.scaled(RAW_EVENTS) as usize);
-            let per_second = raw::measure(&database.url, connections, batch, events, |id| id)?.per_second;
-            let cpu = (Cpu::of(self.processes.postgres) - before) * 1e6 / events as f64;
-            println!(
-                "  {:<24} {} events/s; CPU per million: PostgreSQL {cpu:.1} s",
-                format!("raw {connections} × {batch}"),
-                thousands(per_second)
-            );
-            raw_eps = raw_eps.max(per_second);
-        }
+        let raw_on_conflict = self.best_raw(Form::OnConflict)?;
+        let raw = self.best_raw(Form::Optimistic)?;
         let database = self.database(&format!("plain_{}", self.number))?;
         let topic = Topic::fill(self.kafka, &format!("plain_{}", self.number), &Filling::even(self.scaled(self.events)))?;
         println!("  produced {} events of {} bytes in {:.1} s", topic.events, topic.event_bytes, topic.elapsed.as_secs_f64());
@@ -183,17 +193,18 @@ impl Bench<'_> {
         let duplicates = engine.consume("the same once more", &topic)?;
         engine.check(&topic)?;
         let others = before.of_others_until(&Load::now(self.processes)?)?;
-        let ratio = if others <= OTHERS { fresh.per_second / raw_eps } else { f64::NAN };
-        println!(
-            "  other processes took {:.0} % of the processors{}",
-            others * 100.0,
-            if ratio.is_nan() { ": no ratio" } else { "" }
-        );
+        let is_quiet = others <= OTHERS;
+        println!("  other processes took {:.0} % of the processors{}", others * 100.0, if is_quiet { "" } else { ": no ratio" });
+        let ratio = |a: f64, b: f64| if is_quiet { a / b } else { f64::NAN };
         let mut figures = vec![
             Figure::new("fresh_eps", fresh.per_second),
-            Figure::new("raw_eps", raw_eps),
-            Figure::new("ratio", ratio),
+            Figure::new("raw_eps", raw[0]),
+            Figure::new("ratio", ratio(fresh.per_second, raw[0])),
+            Figure::new("raw_on_conflict_eps", raw_on_conflict[0]),
+            Figure::new("fastest_raw_eps", raw[0].max(raw_on_conflict[0])),
             Figure::new("duplicates_eps", duplicates.per_second),
+            Figure::new("raw_duplicates_eps", raw_on_conflict[1]),
+            Figure::new("duplicates_ratio", ratio(duplicates.per_second, raw_on_conflict[1])),
             Figure::new("rss_peak_mib", fresh.rss_peak_mib.max(duplicates.rss_peak_mib)),
             Figure::new("engine_us_per_event", fresh.us_per_event),
         ];

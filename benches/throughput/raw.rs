@@ -27,6 +27,7 @@ const TEXT: Type = Type::TEXT;
 const INT4S: Type = Type::INT4_ARRAY;
 const INT8S: Type = Type::INT8_ARRAY;
 const TEXTS: Type = Type::TEXT_ARRAY;
+const UUID: Type = Type::UUID;
 const UUIDS: Type = Type::UUID_ARRAY;
 
 const GROUP: &str = "billing-order-confirmed";
@@ -36,9 +37,11 @@ const PARTITIONS: usize = crate::engine::PARTITIONS as usize;
 type Source = (SourceId, Epoch);
 
 /// The columns of one transaction.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Batch {
     partition: usize,
+    /// All of it was applied before.
+    again: bool,
     ids: Vec<Uuid>,
     digests: Vec<i64>,
     offsets: Vec<i64>,
@@ -62,14 +65,41 @@ pub struct Measured {
     pub p99_ms: f64,
 }
 
-/// With so many connections, among which the partitions are divided, and ids as `id` makes them of the builder's.
-pub fn measure(url: &str, connections: usize, batch: usize, events: usize, id: fn(Uuid) -> Uuid) -> Result<Measured> {
-    let work = batches(connections, batch, events, id)?;
+/// What is to be measured.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Among which the partitions are divided.
+    pub connections: usize,
+    /// Events of a transaction.
+    pub batch: usize,
+    pub events: usize,
+    pub form: Form,
+    /// Makes the ids of the builder's.
+    pub id: fn(Uuid) -> Uuid,
+}
+
+/// New events.
+pub fn measure(url: &str, shape: &Shape) -> Result<Measured> {
+    let work = batches(shape)?;
+    run(url, shape.form, work)
+}
+
+/// New events, and the same ones once more.
+pub fn measure_twice(url: &str, shape: &Shape) -> Result<[Measured; 2]> {
+    let work = batches(shape)?;
+    let again = work.iter().map(|batches| batches.iter().map(|batch| Batch { again: true, ..batch.clone() }).collect());
+    let again: Vec<Vec<Batch>> = again.collect();
+    Ok([run(url, shape.form, work)?, run(url, Form::OnConflict, again)?])
+}
+
+fn run(url: &str, form: Form, work: Vec<Vec<Batch>>) -> Result<Measured> {
+    let events: usize = work.iter().flatten().map(|batch| batch.ids.len()).sum();
+    let connections = work.len();
     block_on(async {
         let sources = prepare(url, connections).await?;
         let mut owners = Vec::new();
         for batches in work {
-            owners.push((Owner::connect(url, sources.clone()).await?, batches));
+            owners.push((Owner::connect(url, form, sources.clone()).await?, batches));
         }
         let started = Instant::now();
         let running: Vec<_> = owners.into_iter().map(|(owner, batches)| tokio::spawn(owner.run(batches))).collect();
@@ -86,7 +116,7 @@ pub fn measure(url: &str, connections: usize, batch: usize, events: usize, id: f
 
 /// The same transactions as the engine's: each of one partition, which has one of every so many events, so that a batch spreads as
 /// widely over the index. A connection takes its partitions in turn.
-fn batches(connections: usize, batch: usize, events: usize, id: fn(Uuid) -> Uuid) -> Result<Vec<Vec<Batch>>> {
+fn batches(&Shape { connections, batch, events, id, .. }: &Shape) -> Result<Vec<Vec<Batch>>> {
     let (builder, currency) = (OrderConfirmedBuilder::new(), Currency::from_code("EUR")?);
     let first_order = Utc::now().timestamp_micros();
     let mut work: Vec<Vec<Batch>> = (0..connections).map(|_| Vec::new()).collect();
@@ -141,21 +171,25 @@ struct Owner {
     text: BatchText,
     fence: Statement,
     claim: Statement,
+    look_up: Statement,
+    form: Form,
     insert_payments: Statement,
     sources: Vec<Source>,
 }
 
 impl Owner {
-    async fn connect(url: &str, sources: Vec<Source>) -> Result<Self> {
+    async fn connect(url: &str, form: Form, sources: Vec<Source>) -> Result<Self> {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
         tokio::spawn(connection);
-        let text = BatchText::new(&settings(url).limits, Form::OnConflict);
+        let text = BatchText::new(&settings(url).limits, form);
         Ok(Self {
             fence: client.prepare_typed(&text.fence, &[INT4, INT8]).await?,
             claim: client.prepare_typed(&text.claim, &[TEXT, INT4, UUIDS, INT8S, INT8S]).await?,
+            look_up: client.prepare_typed(&text.look_up, &[UUIDS, TEXT, UUID, UUID]).await?,
             insert_payments: client
                 .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, TEXTS, TEXTS, TEXTS, TEXTS, INT4S])
                 .await?,
+            form,
             sources,
             text,
             client,
@@ -173,18 +207,36 @@ impl Owner {
         Ok(times)
     }
 
+    /// How many rows were new. In the optimistic form they do not come back.
+    async fn insert(
+        &self,
+        statement: &Statement,
+        columns: &[&(dyn ToSql + Sync)],
+    ) -> std::result::Result<usize, tokio_postgres::Error> {
+        match self.form {
+            Form::OnConflict => Ok(self.client.query(statement, columns).await?.len()),
+            Form::Optimistic => Ok(self.client.execute(statement, columns).await? as usize),
+        }
+    }
+
     async fn apply(&self, b: &Batch) -> std::result::Result<(), tokio_postgres::Error> {
         let (source_id, epoch_of_owner) = self.sources[b.partition];
         let (SourceId(source), Epoch(epoch)) = (source_id, epoch_of_owner);
         let fence: [&(dyn ToSql + Sync); 2] = [&source, &epoch];
         let ((), fence) = tokio::try_join!(self.client.batch_execute(&self.text.begin), self.client.query(&self.fence, &fence))?;
         assert_eq!(fence.len(), 1, "the partition is ours");
-        let claimed = self.client.query(&self.claim, &[&GROUP, &source, &b.ids, &b.digests, &b.offsets]).await?;
-        assert_eq!(claimed.len(), b.ids.len(), "every event is new");
-        let columns: [&(dyn ToSql + Sync); 8] =
-            [&b.ids, &b.orders, &b.customers, &b.amounts, &b.currencies, &b.statuses, &b.charge_ids, &b.attempts];
-        let paid = self.client.query(&self.insert_payments, &columns).await?;
-        assert_eq!(paid.len(), b.ids.len(), "every payment is new");
+        let claimed = self.insert(&self.claim, &[&GROUP, &source, &b.ids, &b.digests, &b.offsets]).await?;
+        if b.again {
+            assert_eq!(claimed, 0, "no event is new");
+            let (min, max) = (b.ids.iter().min(), b.ids.iter().max());
+            let found = self.client.query(&self.look_up, &[&b.ids, &GROUP, &min, &max]).await?;
+            assert_eq!(found.len(), b.ids.len(), "every claim is there");
+        } else {
+            assert_eq!(claimed, b.ids.len(), "every event is new");
+            let columns: [&(dyn ToSql + Sync); 8] =
+                [&b.ids, &b.orders, &b.customers, &b.amounts, &b.currencies, &b.statuses, &b.charge_ids, &b.attempts];
+            assert_eq!(self.insert(&self.insert_payments, &columns).await?, b.ids.len(), "every payment is new");
+        }
         let next = NextOffset(b.offsets.last().map_or(0, |last| last + 1));
         let digest = RecordDigest(b.digests.last().copied().unwrap_or_default());
         self.client.batch_execute(&BatchText::end(source_id, epoch_of_owner, next, digest, 1_700_000_000_000)).await

@@ -404,6 +404,7 @@ async fn run_window<H: Business>(
             let made = window.made_first();
             consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made);
         }
+        CrashPoint::BeforeCommit.passed();
         *perhaps = Some(frontier.next_offset);
         let held = if holds { Some(held_turns::open(tx, run.source).await?) } else { None };
         let started = events.len().saturating_sub(given_back.len());

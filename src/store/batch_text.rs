@@ -16,6 +16,8 @@ pub struct BatchText {
     pub fence: String,
     /// `$1` group, `$2` source, `$3` ids, `$4` digests, `$5` offsets; in the form `OnConflict` the new ids come back.
     pub claim: String,
+    /// `$1` ids, `$2` group, `$3` the lowest id, `$4` the highest: what is known of ids that were not new.
+    pub look_up: String,
     /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; what comes
     /// back is as with the claim.
     pub insert_payments: String,
@@ -29,6 +31,7 @@ impl BatchText {
             begin: limits.begin(),
             fence: consumed_partitions::fence_text(),
             claim: processed_events::claim_text(form),
+            look_up: processed_events::look_up_text(),
             insert_payments: payments::insert_text(form),
         }
     }

@@ -149,6 +149,11 @@ pub(super) fn claim_text(form: Form) -> String {
     }
 }
 
+#[cfg(feature = "lab")]
+pub(super) fn look_up_text() -> String {
+    super::statement::text(&Find { ids: &[], group: "", min: Uuid::nil(), max: Uuid::nil() })
+}
+
 /// The new ones come back.
 macro_rules! unless_taken {
     ($key:literal) => {

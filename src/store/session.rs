@@ -188,7 +188,7 @@ impl Session {
         begun.map_err(|error| self.db_error(name, error))?;
         // The order is the driver's, so it is not believed: a lock that was taken before BEGIN would be gone. Inside, there was an answer to
         // BEGIN and one to the statement behind it.
-        if self.wire.answers_inside() < 1 + opening.statements {
+        if first.is_ok() && self.wire.answers_inside() < 1 + opening.statements {
             return Err(DbError::connection(name, "its first statement has run outside of the transaction"));
         }
         self.tell_diesel(TransactionDepthChange::IncreaseDepth).map_err(|error| self.db_error(name, error))?;

@@ -54,6 +54,7 @@ steps! {
     fn killed_after_the_payments_were_written(), fn frozen_after_the_payments_were_written(): PaymentsWritten;
     fn killed_after_the_attempts_were_settled(), fn frozen_after_the_attempts_were_settled(): AttemptsSettled;
     fn killed_after_the_held_rows_were_written(), fn frozen_after_the_held_rows_were_written(): HeldWritten;
+    fn killed_before_commit(), fn frozen_before_commit(): BeforeCommit;
     fn killed_after_commit(), fn frozen_after_commit(): Committed;
     fn killed_after_the_confirmation(), fn frozen_after_the_confirmation(): Confirmed;
     fn killed_after_kafka_has_the_offset(), fn frozen_after_kafka_has_the_offset(): OffsetsCommitted;

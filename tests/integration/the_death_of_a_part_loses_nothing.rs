@@ -86,7 +86,7 @@ fn a_dedup_actor_that_dies_before_commit_leaves_nothing_done_twice() {
 // CASES C01, C13
 #[test]
 fn a_dedup_actor_that_dies_between_charge_and_commit_leaves_nothing_done_twice() {
-    let (_world, engine) = is_replaced("attempts_settled:panic:2");
+    let (_world, engine) = is_replaced("before_commit:panic:2");
     assert!(engine.terminate().success());
 }
 
