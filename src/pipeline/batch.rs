@@ -117,8 +117,8 @@ impl<'a, E: Event> Batch<'a, E> {
         future_skew: Duration,
         discarded: &HashSet<(Offset, RecordDigest)>,
     ) -> Self {
-        let mut firsts: HashMap<Uuid, usize> = HashMap::new();
-        let mut items: Vec<Item<'a, E>> = Vec::with_capacity(records.size_hint().0);
+        let count = records.size_hint().0;
+        let (mut firsts, mut items) = (HashMap::with_capacity(count), Vec::<Item<'a, E>>::with_capacity(count));
         for record in records {
             if skips.contain(record.offset) {
                 items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Skipped });

@@ -57,8 +57,8 @@ pub(super) async fn claim<H: Business>(
         claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
         CrashPoint::Claimed.passed();
         *all_new = Some(claimed.len() == rows.len());
-        let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
-        if !missing.is_empty() {
+        if claimed.len() < rows.len() {
+            let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
             let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
             let unexplained = batch.seen(run.source, &claimed, &seen);
             if !unexplained.is_empty() {
