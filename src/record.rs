@@ -151,10 +151,11 @@ impl Record {
         self.key.as_deref().map(|key| KeyDigest(xxh3_64(key).cast_signed()))
     }
 
-    /// What the record costs the buffer, in bytes: its contents and a flat charge for its own structure.
+    /// What the record costs the buffer, in bytes: its contents and a flat charge for its own structure, its place in a window, and what the
+    /// allocator adds to each of three pieces.
     #[must_use]
     pub fn weight(&self) -> usize {
-        const OWN: usize = 128;
+        const OWN: usize = 224;
         let header = |(name, value): &Header| name.len() + value.as_deref().map_or(0, <[u8]>::len) + 48;
         OWN + self.key.as_deref().map_or(0, <[u8]>::len)
             + self.payload.as_deref().map_or(0, <[u8]>::len)

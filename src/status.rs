@@ -190,7 +190,7 @@ impl Status {
         self.lock().turned = Some(Instant::now());
         self.change(partition, epoch, |known| {
             if let Turn::Queued(since) = known.turn {
-                known.progressed += since.elapsed();
+                known.waited_since(since);
             }
             known.turn = turn;
         });
@@ -249,7 +249,7 @@ impl Status {
         view.no_room = if is_there { None } else { since.or_else(|| Some(Instant::now())) };
         if let Some(since) = since.filter(|_| is_there) {
             for known in view.partitions.values_mut().filter(|known| known.has_no_record()) {
-                known.progressed += since.elapsed();
+                known.waited_since(since);
             }
         }
     }
@@ -329,6 +329,11 @@ impl PartitionStatus {
     /// Neither in the window nor in a batch.
     const fn has_no_record(&self) -> bool {
         self.window_records == 0 && self.in_flight == 0
+    }
+
+    /// What it has waited for others since then does not count against it.
+    fn waited_since(&mut self, since: Instant) {
+        self.progressed = (self.progressed + since.elapsed()).min(Instant::now());
     }
 
     /// For the database, the provider or a person.

@@ -284,6 +284,7 @@ async fn run<H: Business>(
                 Err(error) => return (give_up(BatchError::Database(error.into())), None),
             },
         };
+        let begun = Instant::now();
         // What COMMIT would write, should its answer be lost.
         let mut perhaps = None;
         let result = match &batch.work {
@@ -308,9 +309,10 @@ async fn run<H: Business>(
                 return (Done::Settled(settled), Some(session));
             }
             // Nothing has happened but calls, whose answers are kept.
-            Err(TransactionError::Body(BatchError::Taken)) if form == Form::Optimistic => {
+            Err(TransactionError::Body(error)) if form == Form::Optimistic && shows_a_taken_key(&error) => {
                 batch.forms.missed();
                 metrics::claims(metrics::Claims::Taken);
+                metrics::stage(metrics::Stage::Claim, begun.elapsed());
                 CrashPoint::KeyTaken.passed();
                 form = Form::OnConflict;
                 kept = session.is_settled().then_some(session);
@@ -321,6 +323,7 @@ async fn run<H: Business>(
                     partition = batch.partition,
                     "a day of ids is not there: it is made, unless it is forgotten, and the batch runs again"
                 );
+                metrics::stage(metrics::Stage::Claim, begun.elapsed());
                 days_made += 1;
                 engine.days.forget();
                 continue;
@@ -338,6 +341,15 @@ async fn run<H: Business>(
             }
         };
         return (done, None);
+    }
+}
+
+/// Also where a key is deferred to COMMIT, or a handler has swallowed the error and only the aborted transaction tells.
+fn shows_a_taken_key(error: &BatchError) -> bool {
+    match error {
+        BatchError::Taken => true,
+        BatchError::Database(error) => error.is_taken() || error.sqlstate() == Some("25P02"),
+        _ => false,
     }
 }
 

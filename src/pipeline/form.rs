@@ -4,7 +4,8 @@
 //! empties it. If it is wrong, a batch runs twice, which costs time and nothing else.
 //!
 //! Invariant: what misses cost was earned before by optimistic batches, but for one miss in [`MISS`] other batches. So whatever comes, and
-//! in whatever order, the engine is not slower by more than a hundredth.
+//! in whatever order, the engine is not slower by more than a hundredth. And one batch in [`ASSURE`] names the key: the database refuses it
+//! when there is no such key any more, which a plain `INSERT` would never notice.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,6 +17,8 @@ const HIT: u32 = 32;
 const MISS: u32 = 64;
 /// What is saved at most: so many misses in a row are forgiven after a good time.
 const FULL: u32 = 8 * MISS;
+/// So many optimistic batches at most come in a row, and one.
+const ASSURE: u32 = 128;
 
 /// The forms of one partition's batches; its clones share the purse.
 #[derive(Clone, Debug, Default)]
@@ -26,12 +29,14 @@ struct Purse {
     coins: u32,
     /// The last batch had nothing but new events.
     all_new: bool,
+    /// Optimistic batches since one named the key.
+    unnamed: u32,
 }
 
 impl Default for Purse {
     /// One miss is free. What an owner reads first was often read before.
     fn default() -> Self {
-        Self { coins: MISS, all_new: false }
+        Self { coins: MISS, all_new: false, unnamed: 0 }
     }
 }
 
@@ -60,16 +65,16 @@ impl Forms {
 
 impl Purse {
     const fn next(&self) -> Form {
-        if self.all_new && self.coins >= MISS { Form::Optimistic } else { Form::OnConflict }
+        if self.all_new && self.coins >= MISS && self.unnamed < ASSURE - 1 { Form::Optimistic } else { Form::OnConflict }
     }
 
     fn committed(&mut self, form: Form, all_new: bool) {
-        let earned = match form {
-            Form::Optimistic => HIT,
-            Form::OnConflict => 1,
+        let (earned, unnamed) = match form {
+            Form::Optimistic => (HIT, self.unnamed + 1),
+            Form::OnConflict => (1, 0),
         };
         self.coins = (self.coins + earned).min(FULL);
-        self.all_new = all_new;
+        (self.all_new, self.unnamed) = (all_new, unnamed);
     }
 
     fn missed(&mut self) {
@@ -135,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_duplicates_is_optimistic_from_the_second_batch_on() {
-        let (cost, all) = cost(std::iter::repeat_n(false, 1_000));
-        assert_eq!(cost, all - 999 * 33);
+    fn a_stream_without_duplicates_is_optimistic_from_the_second_batch_on_but_for_one_in_128() {
+        let (cost, all) = cost(std::iter::repeat_n(false, 10 * ASSURE as usize));
+        assert_eq!(cost, all - 10 * (ASSURE - 1) * 33);
     }
 
     #[test]

@@ -260,10 +260,11 @@ statement! {
 
 statement! {
     ClaimColumns {} -> (Text, Text, Nullable<Integer>, Bool) {
-        "SELECT quote_ident(attname), format_type(atttypid, NULL),
+        // What a domain is made over is what counts.
+        "SELECT quote_ident(attname), format_type(CASE typtype WHEN 'd' THEN typbasetype ELSE atttypid END, NULL),
                 CASE WHEN atttypid = 'varchar'::regtype AND atttypmod >= 4 THEN atttypmod - 4 END,
                 attnotnull AND NOT atthasdef AND attidentity = ''
-         FROM pg_attribute WHERE attrelid = to_regclass('processed_event') AND attnum > 0 AND NOT attisdropped
+         FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid WHERE attrelid = to_regclass('processed_event') AND attnum > 0 AND NOT attisdropped
          ORDER BY attnum"
     }
 }

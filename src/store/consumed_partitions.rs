@@ -155,7 +155,7 @@ pub fn advance(
     digest: Option<RecordDigest>,
     safe_ms: Option<i64>,
 ) {
-    s.end_with(&advance_text(source, epoch, next, digest, safe_ms.map(|safe| safe.min(our_time()))));
+    s.end_with(&advance_text(source, epoch, next, digest, safe_ms.map(|safe| safe.clamp(0, our_time()))));
 }
 
 // It goes out in the message of COMMIT, which takes no parameters; they are numbers. Records without a time leave that where it was; before

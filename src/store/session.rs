@@ -213,11 +213,17 @@ impl Session {
 
     /// Whether the transaction is known to be over. Where the server has ended it before, it only warns.
     async fn roll_back(&mut self, fuse: &mut Fuse) -> bool {
-        fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await.is_ok()
+        let rolled_back = fuse.watch(AnsiTransactionManager::rollback_transaction(&mut self.connection)).await.is_ok();
+        // A transaction of Diesel's that was left open by a panic inside of ours takes the ROLLBACK for its savepoint.
+        rolled_back && self.wire.is_idle()
     }
 
     async fn commit<E: From<DbError>>(&mut self, name: &'static str, fuse: &mut Fuse) -> Result<(), TransactionError<E>> {
         let commit = std::mem::take(&mut self.last_words) + "COMMIT";
+        // Somebody else has ended the transaction. By itself this message would be taken for a success, and the claims may be gone.
+        if self.wire.is_idle() {
+            return Err(TransactionError::CommitUnknown(DbError::connection(name, "the transaction was over before its COMMIT")));
+        }
         match fuse.watch(self.connection.batch_execute(&commit)).await {
             // A statement had failed and its error was swallowed: the server calls that COMMIT a success.
             Ok(()) if self.wire.rolled_back() => {
