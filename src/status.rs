@@ -545,6 +545,11 @@ mod tests {
         status.window(3, Epoch(1), 1, 100);
         status.room(false);
         assert_eq!(stuck(), 1, "one that it has needs no room");
+        long_ago(&status);
+        status.frontier(3, Epoch(1), NextOffset(11));
+        status.window(3, Epoch(1), 0, 0);
+        status.room(true);
+        assert!(status.snapshot().partitions[&3].progressed <= Instant::now(), "what it has not waited is not made up for");
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Case {
 
 /// One topic, one database, one consumption.
 fn consume(bench: &Bench<'_>, what: &str, filling: &Filling, settings: &str) -> Result<(Topic, Measured)> {
-    let name = format!("{what}_{}", bench.number).replace([' ', ',', '.', '%'], "_");
+    let name = format!("case_{what}_{}", bench.number).replace([' ', ',', '.', '%'], "_").to_lowercase();
     let database = bench.database(&name)?;
     let topic = Topic::fill(bench.kafka, &name, filling)?;
     let engine = Engine { topic: &topic.name, settings, ..bench.engine(&database.url) };

@@ -77,7 +77,7 @@ impl Events {
     pub fn next(&mut self) -> Result<(i64, String)> {
         self.next_order += 1;
         let order = self.next_order;
-        let (customer, units) = (1 + order * 104_729 % 1_000_000, 1 + order * 7_919 % 50_000);
+        let (customer, units) = (1 + order % 999_983, 1 + order % 49_999);
         let event = self.builder.build(Utc::now(), order, customer, Money::from_minor_units(units, self.currency));
         let mut json = event.map_err(|fault| format!("an event of the bench is not valid: {fault:?}"))?.to_json();
         if !self.note.is_empty() {

@@ -142,6 +142,7 @@ async fn up_to_when_a_partition_is_settled_only_grows_never_beyond_now_and_only_
     settle(&mut s, 2, Some(now - 5_000)).await;
     settle(&mut s, 3, Some(now - 9_000)).await;
     settle(&mut s, 4, None).await;
+    settle(&mut s, 4, Some(i64::MIN)).await; // which no calendar of the server has
     assert_eq!(safe(&mut s).await, Some(now - 5_000));
     settle(&mut s, 5, Some(now + 1_000_000_000)).await;
     let capped = safe(&mut s).await.unwrap();

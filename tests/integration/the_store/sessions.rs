@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use diesel_async::{RunQueryDsl, SimpleAsyncConnection};
+use diesel_async::{AnsiTransactionManager, RunQueryDsl, SimpleAsyncConnection, TransactionManager};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use onceward::record::SourceId;
@@ -135,6 +135,30 @@ async fn a_transaction_that_somebody_opened_by_hand_is_not_handed_on() {
     let mut s = store.claims.get().await.unwrap();
     assert_ne!(pid(&mut s).await, opened);
     db.until(NONE_IN_TRANSACTION).await;
+}
+
+#[tokio::test]
+async fn a_transaction_that_was_ended_by_hand_is_never_called_committed() {
+    let (_db, store) = Db::ready().await;
+    for end in ["ROLLBACK", "COMMIT"] {
+        let mut s = store.claims.get().await.unwrap();
+        let ended = s.transaction("t", &LIMITS, async |s| Ok::<_, DbError>(s.batch_execute(end).await?)).await;
+        assert!(matches!(ended, Err(TransactionError::CommitUnknown(_))), "{end}: {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_savepoint_that_was_left_open_keeps_no_lock() {
+    let (db, store) = Db::ready().await;
+    let mut s = store.claims.get().await.unwrap();
+    refused(&mut s, async |s| {
+        run(s, "SELECT pg_advisory_xact_lock(77)").await?;
+        let inner = AnsiTransactionManager::begin_transaction(&mut **s).await;
+        inner.map_err(|error| s.db_error("inner", error))?;
+        run(s, "SELECT 1 / 0").await
+    })
+    .await;
+    db.until("SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 77)").await;
 }
 
 #[tokio::test]
