@@ -3,8 +3,8 @@
 //! In: how its batches have ended. Out: the form of the next one. It owns a purse: an optimistic batch that commits fills it, a miss
 //! empties it. If it is wrong, a batch runs twice, which costs time and nothing else.
 //!
-//! Invariant: what misses cost was earned before by optimistic batches, but for one miss in [`MISS`] other batches. So whatever comes, and
-//! in whatever order, the engine is not slower by more than a hundredth. And one batch in [`ASSURE`] names the key: the database refuses it
+//! Invariant: what misses cost was earned before by optimistic batches, but for one miss in `MISS` other batches. So whatever comes, and
+//! in whatever order, the engine is not slower by more than a hundredth. And one batch in `ASSURE` names the key: the database refuses it
 //! when there is no such key any more, which a plain `INSERT` would never notice.
 
 use std::sync::{Arc, Mutex, PoisonError};

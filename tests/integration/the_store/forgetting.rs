@@ -135,7 +135,11 @@ async fn up_to_when_a_partition_is_settled_only_grows_never_beyond_now_and_only_
     let safe = async |s: &mut Session| standings(s).await.unwrap()[0].safe_ms;
     assert_eq!(safe(&mut s).await, None);
     let settle = async |s: &mut Session, next, made| {
-        committed(s, async |s| Ok(advance(s, source, epoch, NextOffset(next), None, made))).await;
+        committed(s, async |s| {
+            advance(s, source, epoch, NextOffset(next), None, made);
+            Ok(())
+        })
+        .await;
     };
     settle(&mut s, 1, None).await;
     assert_eq!(safe(&mut s).await, Some(0), "records without a time tell nothing");
@@ -185,7 +189,11 @@ async fn a_database_whose_clock_is_ahead_forgets_nothing_for_it() {
     assert!((before - 2..=real(-2)).contains(&first), "the first floor");
 
     let (source, epoch) = own(&mut s, 0).await;
-    committed(&mut s, async |s| Ok(advance(s, source, epoch, NextOffset(1), None, Some(wrong)))).await;
+    committed(&mut s, async |s| {
+        advance(s, source, epoch, NextOffset(1), None, Some(wrong));
+        Ok(())
+    })
+    .await;
     let safe = standings(&mut s).await.unwrap()[0].safe_ms.unwrap();
     assert!((before..=real(0)).contains(&(safe / 86_400_000)), "a record of that future: settled up to now");
 

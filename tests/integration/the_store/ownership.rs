@@ -49,7 +49,11 @@ async fn a_stale_owner_cannot_move_the_frontier() {
     let mut s = store.control.get().await.unwrap();
     let (source, stale) = own(&mut s, 0).await;
     own(&mut s, 0).await;
-    committed(&mut s, async |s| Ok(advance(s, source, stale, NextOffset(1), None, None))).await;
+    committed(&mut s, async |s| {
+        advance(s, source, stale, NextOffset(1), None, None);
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test]
