@@ -36,6 +36,8 @@ pub mod skips;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use crate::event::id::unix_ms_of;
+
 pub use self::error::{DbError, ErrorClass};
 pub use self::migrate::{MigrateError, migrate, schema_is_current};
 pub use self::session::{ConnectionAbort, Pool, PooledSession, Session, SessionManager, TimeLimits, TransactionError};
@@ -117,8 +119,7 @@ fn milliseconds(duration: Duration) -> i64 {
 
 /// This process's time, in milliseconds since 1970.
 fn our_time() -> i64 {
-    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX)
+    unix_ms_of(SystemTime::now())
 }
 
 /// From SQL; a time that lies behind is zero.

@@ -4,6 +4,8 @@
 //!
 //! Invariant: ids lie in the order of their times, so that a day, or all that was made before a moment, is one range of ids.
 
+use std::time::SystemTime;
+
 use chrono::NaiveDate;
 use uuid::Uuid;
 
@@ -14,6 +16,12 @@ pub const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 #[must_use]
 pub fn unix_ms(id: Uuid) -> i64 {
     (id.as_u128() >> 80) as i64
+}
+
+/// A moment in milliseconds since 1970, as an id has it; 0 for any moment before.
+#[must_use]
+pub fn unix_ms_of(moment: SystemTime) -> i64 {
+    moment.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// The day on which it was made, counted from 1970-01-01 (UTC).

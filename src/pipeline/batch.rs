@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use crate::event::Money;
-use crate::event::id::unix_ms;
+use crate::event::id::{unix_ms, unix_ms_of};
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection, Trace};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
@@ -410,9 +410,7 @@ pub(super) const OTHER_CONTENT: &str = "this id was applied with another content
 
 /// Whether an id's time lies further ahead than clocks may differ.
 pub(super) fn is_future(id: Uuid, now: SystemTime, skew: Duration) -> bool {
-    let latest =
-        (now + skew).duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
-    unix_ms(id) > latest
+    unix_ms(id) > unix_ms_of(now + skew)
 }
 
 /// Decodes under a guard: a panic is this record's fault and nobody else's.

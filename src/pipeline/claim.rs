@@ -46,17 +46,16 @@ pub(super) async fn claim<H: Business>(
     form: Form,
     floor: Option<Uuid>,
     batch: &mut Batch<'_, H::Event>,
-    all_new: &mut Option<bool>,
-) -> Result<HashSet<Uuid>, BatchError> {
+) -> Result<(HashSet<Uuid>, Option<bool>), BatchError> {
     if let Some(floor) = floor {
         horizon::look(engine, tx, run.source, floor, batch).await?;
     }
     let rows = batch.claims();
-    let mut claimed = HashSet::new();
+    let (mut claimed, mut all_new) = (HashSet::new(), None);
     if !rows.is_empty() {
         claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
         CrashPoint::Claimed.passed();
-        *all_new = Some(claimed.len() == rows.len());
+        all_new = Some(claimed.len() == rows.len());
         if claimed.len() < rows.len() {
             let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
             let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
@@ -73,7 +72,7 @@ pub(super) async fn claim<H: Business>(
         }
     }
     batch.wait_behind(&run.held.sequences);
-    Ok(claimed)
+    Ok((claimed, all_new))
 }
 
 /// The claims themselves, and whose fault it is if there are none.

@@ -275,7 +275,8 @@ async fn run<H: Business>(
     let mut days_made = 0;
     let mut alone: Option<Refusal> = None;
     let mut days = Vec::new();
-    let mut form = batch.forms.next();
+    // Only records of the window are likely to be new: what is held was tried before.
+    let mut form = if matches!(batch.work, Work::Window(_)) { batch.forms.next() } else { Form::OnConflict };
     loop {
         let mut session = match kept.take() {
             Some(session) => session,
@@ -392,7 +393,8 @@ async fn run_window<H: Business>(
     let error_of = |error| row_error(error, window.records().len(), None, this);
     let claiming = Instant::now();
     let settled = fenced(engine, session, run, "batch", async |tx, floor| {
-        let claimed = claim(engine, tx, run, this.form, floor, &mut batch, &mut all_new).await?;
+        let claimed;
+        (claimed, all_new) = claim(engine, tx, run, this.form, floor, &mut batch).await?;
         metrics::stage(metrics::Stage::Claim, claiming.elapsed());
         let events = batch.take_claimed(&run.doubt);
         let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
