@@ -27,6 +27,9 @@ pub enum KafkaError {
         /// Its last lines.
         output: String,
     },
+    /// Another program was faster.
+    #[error("the broker's port was taken by another program between the look and the start")]
+    PortTaken,
     /// The broker did not answer.
     #[error("Kafka did not answer within {0:?}")]
     TooSlow(Duration),
@@ -61,10 +64,21 @@ impl Kafka {
     /// # Errors
     /// See [`KafkaError`].
     pub fn start(jars: &Path) -> Result<Self, KafkaError> {
+        // Another program may take a port between the look and the start; then other ports are tried.
+        let mut tries = 5;
+        loop {
+            tries -= 1;
+            match Self::start_once(jars) {
+                Err(KafkaError::PortTaken) if tries > 0 => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn start_once(jars: &Path) -> Result<Self, KafkaError> {
         let folder = TempFolder::new("kafka").map_err(|e| KafkaError::Io("making a folder", e))?;
-        let [port, controller] = [(); 2].map(|()| process::free_port());
-        let port = port.map_err(|e| KafkaError::Io("looking for a port", e))?;
-        let controller = controller.map_err(|e| KafkaError::Io("looking for a port", e))?;
+        let port = process::free_port().map_err(|e| KafkaError::Io("looking for a port", e))?;
+        let controller = process::free_port().map_err(|e| KafkaError::Io("looking for a port", e))?;
         let properties = folder.path().join("server.properties");
         fs::write(&properties, settings(port, controller, folder.path()))
             .map_err(|e| KafkaError::Io("writing the properties", e))?;
@@ -173,6 +187,9 @@ fn log(folder: &Path) -> PathBuf {
 
 fn failed(program: &'static str, folder: &Path) -> KafkaError {
     let text = fs::read_to_string(log(folder)).unwrap_or_default();
+    if text.contains("Address already in use") {
+        return KafkaError::PortTaken;
+    }
     let lines: Vec<&str> = text.lines().collect();
     KafkaError::Failed { program, output: lines[lines.len().saturating_sub(15)..].join("\n") }
 }

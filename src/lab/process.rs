@@ -10,7 +10,8 @@ use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs, net};
@@ -169,16 +170,20 @@ impl Drop for TempFolder {
 }
 
 /// A port of the loopback interface that nobody listens on, below the range from which the kernel takes the ports of outgoing
-/// connections: it stays free while our server is away, and a client cannot connect to itself.
+/// connections: it stays free while our server is away, and a client cannot connect to itself. This process gets each port once, so that
+/// two which are asked for before anybody listens are two; another process may still be faster.
 ///
 /// # Errors
 /// None of many tries was free.
 pub fn free_port() -> io::Result<u16> {
     const FIRST: u16 = 15_000;
     const COUNT: u16 = 17_000;
-    for _ in 0..100 {
+    static STEP: LazyLock<AtomicU16> = LazyLock::new(|| {
         let [.., a, b] = *Uuid::now_v7().as_bytes();
-        let port = FIRST + u16::from_be_bytes([a, b]) % COUNT;
+        AtomicU16::new(u16::from_be_bytes([a, b]) % COUNT)
+    });
+    for _ in 0..100 {
+        let port = FIRST + STEP.fetch_add(1, Ordering::Relaxed) % COUNT;
         if net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return Ok(port);
         }
@@ -217,6 +222,12 @@ mod tests {
         let mut child = thread::spawn(|| spawn(shell("exec sleep 600"), Signal::Kill)).join().unwrap().unwrap();
         assert_eq!(wait(&mut child, Duration::from_millis(100)).unwrap(), None);
         assert_eq!(exit_code(end(&mut child, Signal::Term, Duration::from_secs(10)).unwrap()), 143);
+    }
+
+    #[test]
+    fn a_port_that_nobody_listens_on_yet_is_not_given_again() {
+        let ports: std::collections::BTreeSet<u16> = (0..1000).map(|_| free_port().unwrap()).collect();
+        assert_eq!(ports.len(), 1000);
     }
 
     #[test]
