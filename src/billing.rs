@@ -234,11 +234,11 @@ async fn write_rows(tx: &mut Session, rows: Vec<Option<PaymentRow>>, form: Form)
     if written.len() == new.len() {
         return Ok(vec![None; rows.len()]);
     }
+    let written: HashSet<Uuid> = written.into_iter().collect();
     let missing: Vec<Uuid> = new.iter().map(|row| row.event_id).filter(|id| !written.contains(id)).collect();
     let found = payments::look_up(tx, &missing).await?;
-    let missing: HashSet<Uuid> = missing.into_iter().collect();
     let compare = |row: Option<PaymentRow>| {
-        let row = row.filter(|row| missing.contains(&row.event_id))?;
+        let row = row.filter(|row| !written.contains(&row.event_id))?;
         Some(verdict::compare(&row, found.iter().find(|found| found.event_id == row.event_id)))
     };
     Ok(rows.into_iter().map(compare).collect())

@@ -61,7 +61,7 @@ settings! {
         /// Partitions that are inside a database transaction at once; also the size of the pools of claims and of attempts.
         partition_concurrency: usize = 3,
         /// The most events in one transaction.
-        batch_max: usize = 512,
+        batch_max: usize = 2_048,
         /// The most memory that waiting records may hold, in bytes; beyond it, polling stops.
         buffer_bytes: usize = 16 << 20,
         /// How long a revoke or a stop waits for running batches.

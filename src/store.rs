@@ -26,6 +26,7 @@ pub mod held_events;
 pub mod held_requests;
 pub mod held_turns;
 pub mod horizon_claims;
+pub mod numeric;
 pub mod old_claims;
 pub mod payments;
 pub mod processed_events;

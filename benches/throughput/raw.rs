@@ -7,14 +7,16 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::{BufMut, BytesMut};
 use chrono::Utc;
 use onceward::event::{Currency, Money, OrderConfirmedBuilder};
 use onceward::handler::Event as _;
 use onceward::record::{Epoch, NextOffset, RecordDigest, SourceId};
 use onceward::store::batch_text::BatchText;
+use onceward::store::numeric::Exact;
 use onceward::store::processed_events::ClaimTable;
 use onceward::store::{Form, Store, consumed_partitions, retention};
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{IsNull, ToSql, Type};
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
 
@@ -29,6 +31,7 @@ const INT8S: Type = Type::INT8_ARRAY;
 const TEXTS: Type = Type::TEXT_ARRAY;
 const UUID: Type = Type::UUID;
 const UUIDS: Type = Type::UUID_ARRAY;
+const NUMERICS: Type = Type::NUMERIC_ARRAY;
 
 const GROUP: &str = "billing-order-confirmed";
 const PARTITIONS: usize = crate::engine::PARTITIONS as usize;
@@ -47,11 +50,28 @@ struct Batch {
     offsets: Vec<i64>,
     orders: Vec<i64>,
     customers: Vec<i64>,
-    amounts: Vec<String>,
+    amounts: Vec<Amount>,
     currencies: Vec<&'static str>,
     statuses: Vec<&'static str>,
     charge_ids: Vec<Option<String>>,
     attempts: Vec<i32>,
+}
+
+/// An amount as the store sends it.
+#[derive(Clone, Copy, Debug)]
+struct Amount(Money);
+
+impl ToSql for Amount {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> std::result::Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        Exact(self.0).encode(|word| out.put_u16(word));
+        Ok(IsNull::No)
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::NUMERIC
+    }
+
+    tokio_postgres::types::to_sql_checked!();
 }
 
 /// What a measurement gave.
@@ -133,7 +153,7 @@ fn batches(&Shape { connections, batch, events, id, .. }: &Shape) -> Result<Vec<
         filled.offsets.push((number / PARTITIONS) as i64);
         filled.orders.push(event.order_id);
         filled.customers.push(event.customer_id);
-        filled.amounts.push(event.total.decimal());
+        filled.amounts.push(Amount(event.total));
         filled.currencies.push("EUR");
         filled.statuses.push("charged");
         filled.charge_ids.push(None);
@@ -187,7 +207,7 @@ impl Owner {
             claim: client.prepare_typed(&text.claim, &[TEXT, INT4, UUIDS, INT8S, INT8S]).await?,
             look_up: client.prepare_typed(&text.look_up, &[UUIDS, TEXT, UUID, UUID]).await?,
             insert_payments: client
-                .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, TEXTS, TEXTS, TEXTS, TEXTS, INT4S])
+                .prepare_typed(&text.insert_payments, &[UUIDS, INT8S, INT8S, NUMERICS, TEXTS, TEXTS, TEXTS, INT4S])
                 .await?,
             form,
             sources,

@@ -151,6 +151,9 @@ impl fmt::Display for Money {
 /// The number in `text`, times ten to the power of `decimals`, if that is a whole number of 64 bits: exact, in one pass, without an
 /// allocation. `text` must follow the grammar of a JSON number.
 pub(super) fn scaled_integer(text: &str, decimals: u32) -> Result<i64, AmountFault> {
+    if let Some(value) = few_digits(text.as_bytes()) {
+        return shift(value, i64::from(decimals)).and_then(|value| i64::try_from(value).ok()).ok_or(AmountFault::TooLarge);
+    }
     let (negative, unsigned) = match text.as_bytes() {
         [b'-', unsigned @ ..] => (true, unsigned),
         unsigned => (false, unsigned),
@@ -170,6 +173,15 @@ pub(super) fn scaled_integer(text: &str, decimals: u32) -> Result<i64, AmountFau
     let magnitude = mantissa.significant.and_then(|digits| shift(digits, places)).ok_or(AmountFault::TooLarge)?;
     let value = if negative { 0_i64.checked_sub_unsigned(magnitude) } else { 0_i64.checked_add_unsigned(magnitude) };
     value.ok_or(AmountFault::TooLarge)
+}
+
+/// What nearly all ids are: digits and nothing else, so few that their value fits.
+fn few_digits(text: &[u8]) -> Option<u64> {
+    let fits = matches!(text, [b'1'..=b'9', ..]) && text.len() <= 19;
+    if !fits {
+        return None;
+    }
+    text.iter().try_fold(0_u64, |value, byte| byte.is_ascii_digit().then(|| value * 10 + u64::from(byte - b'0')))
 }
 
 /// The digits before an exponent.

@@ -227,6 +227,9 @@ impl<'a, E: Event> Batch<'a, E> {
 
     /// Open events whose key has an open sequence wait behind it, with their claim: they come after what is held already.
     pub fn wait_behind(&mut self, sequences: &HashSet<KeyDigest>) {
+        if sequences.is_empty() {
+            return;
+        }
         for item in self.items.iter_mut().filter(|item| item.fate == Fate::Open) {
             if item.record.key_digest().is_some_and(|key| sequences.contains(&key)) {
                 item.fate = Fate::Held(Hold::waiting());
@@ -278,7 +281,7 @@ impl<'a, E: Event> Batch<'a, E> {
 
     /// The claims of `claimed` that must go again: of events given back, and of those that conflict with a payment or an attempt.
     #[must_use]
-    pub fn unclaim(&self, claimed: &HashSet<Uuid>) -> Vec<Uuid> {
+    pub fn unclaim(&self, claimed: &[Uuid]) -> Vec<Uuid> {
         let goes = |item: &&Item<'_, E>| match &item.fate {
             Fate::GivenBack { .. } => true,
             Fate::Held(hold) => !hold.owns_claim,
@@ -289,8 +292,8 @@ impl<'a, E: Event> Batch<'a, E> {
         }
         // A conflicting repeat carries the id of a claim that stays: only ids all of whose records let go are let go.
         let stays: HashSet<Uuid> = self.items.iter().filter(|item| !goes(item)).filter_map(|item| item.event_id).collect();
-        let ids: HashSet<Uuid> = self.items.iter().filter(goes).filter_map(|item| item.event_id).collect();
-        ids.into_iter().filter(|id| claimed.contains(id) && !stays.contains(id)).collect()
+        let goes: HashSet<Uuid> = self.items.iter().filter(goes).filter_map(|item| item.event_id).collect();
+        claimed.iter().copied().filter(|id| goes.contains(id) && !stays.contains(id)).collect()
     }
 
     /// The held rows.
@@ -572,9 +575,9 @@ mod tests {
         let window = window(&[&[1, 1], &[2, 1], &[1, 1], &[3, 1]]);
         let mut batch = decoded(&window);
         assert_eq!(batch.claims().len(), 3, "a repeat is not claimed");
-        let claimed = HashSet::from([id(3), id(1)]);
+        let claimed = [id(3), id(1)];
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
-        assert!(batch.seen(SourceId(1), &claimed, &[seen]).is_empty());
+        assert!(batch.seen(SourceId(1), &HashSet::from(claimed), &[seen]).is_empty());
         assert_eq!(batch.take_claimed(&Doubt::default()).len(), 2);
         batch.conclude(vec![Outcome::Applied, Outcome::Declined], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, declined: 1, duplicates: 2, ..Counts::default() });
@@ -585,7 +588,7 @@ mod tests {
     fn a_repeat_shares_its_firsts_fate_given_back_included() {
         let window = window(&[&[1, 1], &[1, 1], &[2, 1]]);
         let mut batch = decoded(&window);
-        let claimed = HashSet::from([id(1), id(2)]);
+        let claimed = [id(1), id(2)];
         batch.take_claimed(&Doubt::default());
         batch.conclude(vec![not_started(), Outcome::Applied], &RETRY);
         assert_eq!(batch.given_back(), [Offset(0), Offset(1)]);
@@ -599,9 +602,9 @@ mod tests {
     fn the_same_id_with_another_content_is_a_conflict_and_costs_the_first_nothing() {
         let window = window(&[&[1, 1], &[1, 9], &[2, 9]]);
         let mut batch = decoded(&window);
-        let claimed = HashSet::from([id(1)]);
+        let claimed = [id(1)];
         let seen = Seen { event_id: id(2), digest: Some(EventDigest::new(1, 1 << 8)), source: None, offset: None };
-        assert!(batch.seen(SourceId(1), &claimed, &[seen]).is_empty());
+        assert!(batch.seen(SourceId(1), &HashSet::from(claimed), &[seen]).is_empty());
         batch.take_claimed(&Doubt::default());
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 1, held: 2, ..Counts::default() });
@@ -613,7 +616,7 @@ mod tests {
     fn an_event_that_conflicts_downstream_gives_its_claim_back_and_a_failed_one_keeps_it() {
         let window = window(&[&[1, 1], &[2, 1], &[3, 1]]);
         let mut batch = decoded(&window);
-        let claimed = HashSet::from([id(1), id(2), id(3)]);
+        let claimed = [id(1), id(2), id(3)];
         batch.take_claimed(&Doubt::default());
         let unknown = Outcome::Unknown { error: "no answer".into(), wait: None, parked: false };
         batch.conclude(
@@ -697,7 +700,7 @@ mod tests {
         let mut batch = decoded(&window);
         let held_up = window.records().next().and_then(|record| record.key_digest()).unwrap();
         batch.wait_behind(&HashSet::from([held_up]));
-        let claimed = HashSet::from([id(1), id(2), id(3), id(4)]);
+        let claimed = [id(1), id(2), id(3), id(4)];
         assert_eq!(
             batch.take_claimed(&Doubt::default()).iter().map(|claimed| claimed.event().id).collect::<Vec<_>>(),
             [id(2), id(4)]

@@ -46,20 +46,21 @@ pub(super) async fn claim<H: Business>(
     form: Form,
     floor: Option<Uuid>,
     batch: &mut Batch<'_, H::Event>,
-) -> Result<(HashSet<Uuid>, Option<bool>), BatchError> {
+) -> Result<(Vec<Uuid>, Option<bool>), BatchError> {
     if let Some(floor) = floor {
         horizon::look(engine, tx, run.source, floor, batch).await?;
     }
     let rows = batch.claims();
-    let (mut claimed, mut all_new) = (HashSet::new(), None);
+    let (mut claimed, mut all_new) = (Vec::new(), None);
     if !rows.is_empty() {
         claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
         CrashPoint::Claimed.passed();
         all_new = Some(claimed.len() == rows.len());
         if claimed.len() < rows.len() {
-            let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !claimed.contains(id)).collect();
+            let new: HashSet<Uuid> = claimed.iter().copied().collect();
+            let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !new.contains(id)).collect();
             let seen = engine.claims.look_up(tx, &engine.group, &missing).await?;
-            let unexplained = batch.seen(run.source, &claimed, &seen);
+            let unexplained = batch.seen(run.source, &new, &seen);
             if !unexplained.is_empty() {
                 // A claim that another session gave back meanwhile is free now: one more try tells it from a swallowed row.
                 let again: Vec<_> = rows.into_iter().filter(|row| unexplained.contains(&row.event_id)).collect();
@@ -82,7 +83,7 @@ pub(super) async fn claim_rows<H: Business>(
     source: SourceId,
     rows: &[ClaimRow],
     form: Form,
-) -> Result<HashSet<Uuid>, BatchError> {
+) -> Result<Vec<Uuid>, BatchError> {
     engine.claims.claim(tx, &engine.group, source, rows, form).await.map_err(|error| match error.sqlstate() {
         // check_violation of the claim itself: no partition takes the row.
         Some("23514") => BatchError::NoDay,

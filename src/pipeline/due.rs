@@ -97,7 +97,8 @@ async fn claim<H: Business>(
     let is_below = |row: &ClaimRow| floor.is_some_and(|floor| row.event_id < floor);
     let (below, above): (Vec<ClaimRow>, Vec<ClaimRow>) = wanted.iter().copied().partition(is_below);
     *days = above.iter().map(|row| row.event_id).collect();
-    let mut new = claim_rows(engine, tx, run.source, &above, Form::OnConflict).await?;
+    let new = claim_rows(engine, tx, run.source, &above, Form::OnConflict).await?;
+    let mut new: HashSet<Uuid> = new.into_iter().collect();
     new.extend(horizon_claims::claim(tx, &engine.group, &below.iter().map(|row| row.event_id).collect::<Vec<_>>()).await?);
     // Also of those below the floor: their day may still be there.
     let ids: Vec<Uuid> = wanted.iter().map(|row| row.event_id).collect();

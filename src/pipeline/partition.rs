@@ -35,6 +35,11 @@ const MAILBOX: usize = 64;
 /// The first batch has so many, and one after an interruption: troubles come in swarms, and what is done quickly is done before the next
 /// one. After one that gave events back it is the least: the first may be refused for itself, and another must show it.
 const PROBE_BATCH: usize = 8;
+/// Beyond so many events a batch grows only where it is quick: what they save the database is little, and a rebalance, a lock and whoever
+/// waits for an answer wait for all of it.
+const ROOMY_BATCH: usize = 512;
+/// A larger batch that takes longer is followed by a smaller one; it grows again when it takes less than half of this.
+const LONG_BATCH: Duration = Duration::from_millis(500);
 /// By what a batch shrinks after another transaction's lock: in three steps the event in question stands alone.
 const CONTENDED_PART: usize = 8;
 /// Waits between tries while the database is away: from the first to the longest.
@@ -62,6 +67,8 @@ pub struct PartitionActor<H: Business> {
     forms: Forms,
     stop: StopFlag,
     batch_max: usize,
+    /// When the last batch began.
+    begun: Instant,
     agenda: Agenda,
     /// What was open when it was taken over, until the actor takes it in.
     opening: OpenHeld,
@@ -136,6 +143,7 @@ impl<H: Business> PartitionActor<H> {
             forms: Forms::default(),
             stop,
             batch_max: PROBE_BATCH.min(workers.engine().batch_max),
+            begun: Instant::now(),
             agenda: Agenda::new(workers.engine().held_max_open),
             workers,
             opening: at.held.clone(),
@@ -220,6 +228,7 @@ impl<H: Business> PartitionActor<H> {
             Next::Wait(_) | Next::Nothing => return None,
         };
         self.agenda.begun(next);
+        self.begun = Instant::now();
         Some(RunBatch {
             partition: self.partition,
             source: self.source,
@@ -283,7 +292,11 @@ impl<H: Business> PartitionActor<H> {
         }
         self.show_pause();
         // After events that were not started, or rows that were refused, the next batch is small, and grows again.
-        let most = if settled.given_back.is_empty() { 2 * self.batch_max } else { (2 * settled.started).max(PROBE_BATCH) };
+        let most = if settled.given_back.is_empty() {
+            next_size(self.batch_max, self.begun.elapsed())
+        } else {
+            (2 * settled.started).max(PROBE_BATCH)
+        };
         self.batch_max = most.min(self.workers.engine().batch_max);
     }
 
@@ -437,6 +450,17 @@ impl<H: Business> PartitionActor<H> {
     }
 }
 
+/// The most events of the batch after one that could have had `size` and took so long.
+fn next_size(size: usize, took: Duration) -> usize {
+    if size < ROOMY_BATCH || took < LONG_BATCH / 2 {
+        2 * size
+    } else if took > LONG_BATCH {
+        (size / 2).max(ROOMY_BATCH)
+    } else {
+        size
+    }
+}
+
 /// Compare-and-set on the epoch, then what every bump is followed by.
 async fn take_new_epoch<H: Business>(
     workers: &Workers<H>,
@@ -512,5 +536,18 @@ impl Drop for DiedNotice {
         if self.armed {
             let _ = self.supervisor.send(Reported { partition: self.partition, run: self.run, report: Report::Died });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_grows_beyond_the_roomy_size_only_while_it_is_quick_and_shrinks_no_further_for_being_slow() {
+        let [quick, fair, slow] = [100, 400, 600].map(Duration::from_millis);
+        assert_eq!([quick, fair, slow].map(|took| next_size(1_024, took)), [2_048, 1_024, 512]);
+        assert_eq!(next_size(ROOMY_BATCH, slow), ROOMY_BATCH, "as many calls as may be open at once stay together");
+        assert_eq!(next_size(PROBE_BATCH, slow), 2 * PROBE_BATCH, "it was small for another reason");
     }
 }

@@ -18,7 +18,7 @@ pub struct BatchText {
     pub claim: String,
     /// `$1` ids, `$2` group, `$3` the lowest id, `$4` the highest: what is known of ids that were not new.
     pub look_up: String,
-    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts, `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; what comes
+    /// `$1` ids, `$2` orders, `$3` customers, `$4` amounts (`numeric`), `$5` currencies, `$6` statuses, `$7` charge ids, `$8` attempts; what comes
     /// back is as with the claim.
     pub insert_payments: String,
 }

@@ -4,12 +4,11 @@
 //!
 //! Invariant: one row per event, whichever group writes it; amounts pass as exact decimals.
 
-use std::collections::HashSet;
-
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Uuid as SqlUuid};
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Numeric, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
 use super::statement::statement;
+use super::numeric::Exact;
 use super::{DbError, Form, Session, storable};
 use crate::event::{Currency, Money};
 
@@ -56,16 +55,16 @@ impl PaymentStatus {
     }
 }
 
-/// Writes the rows and returns the ids of those that were not there yet.
+/// Writes the rows and returns the ids of those that were not there yet, in no order.
 ///
 /// # Errors
 /// The statement failed. In the optimistic form [`DbError::is_taken`]: some were there.
-pub async fn insert(s: &mut Session, rows: &[PaymentRow], form: Form) -> Result<HashSet<Uuid>, DbError> {
+pub async fn insert(s: &mut Session, rows: &[PaymentRow], form: Form) -> Result<Vec<Uuid>, DbError> {
     if rows.is_empty() {
-        return Ok(HashSet::new());
+        return Ok(Vec::new());
     }
     match form {
-        Form::OnConflict => Ok(s.rows("insert_payments", Insert::of(rows)).await?.into_iter().collect()),
+        Form::OnConflict => s.rows("insert_payments", Insert::of(rows)).await,
         Form::Optimistic if s.change("insert_payments", InsertAll::of(rows)).await? < rows.len() => {
             Err(DbError::swallowed("insert_payments"))
         }
@@ -104,18 +103,18 @@ pub(super) fn insert_text(form: Form) -> String {
     }
 }
 
-// Amounts travel as decimal text in both directions, so nothing between here and the table can round them.
+// An amount goes in as the digits of a `numeric` and comes out as decimal text, so that nothing between here and the table can round it.
 macro_rules! insertion {
     ($name:ident -> $rows:ty, $end:expr) => {
         statement! {
             $name<'a> {
                 event_ids: Vec<Uuid> => Array<SqlUuid>, order_ids: Vec<i64> => Array<BigInt>, customer_ids: Vec<i64> => Array<BigInt>,
-                amounts: Vec<String> => Array<Text>, currencies: Vec<&'a str> => Array<Text>, statuses: Vec<&'a str> => Array<Text>,
+                amounts: Vec<Exact> => Array<Numeric>, currencies: Vec<&'a str> => Array<Text>, statuses: Vec<&'a str> => Array<Text>,
                 charge_ids: Vec<Option<String>> => Array<Nullable<Text>>, attempts: Vec<i32> => Array<Integer>,
             } -> $rows {
                 concat!(
                     "INSERT INTO payment (event_id, order_id, customer_id, amount, currency, status, provider_charge_id, attempts)
-         SELECT event_id, order_id, customer_id, amount::numeric, currency, status, charge_id, attempts
+         SELECT event_id, order_id, customer_id, amount, currency, status, charge_id, attempts
          FROM unnest(:event_ids, :order_ids, :customer_ids, :amounts, :currencies, :statuses, :charge_ids, :attempts)
               AS new (event_id, order_id, customer_id, amount, currency, status, charge_id, attempts)
          ORDER BY event_id",
@@ -130,7 +129,7 @@ macro_rules! insertion {
                     event_ids: rows.iter().map(|row| row.event_id).collect(),
                     order_ids: rows.iter().map(|row| row.order_id).collect(),
                     customer_ids: rows.iter().map(|row| row.customer_id).collect(),
-                    amounts: rows.iter().map(|row| row.amount.decimal()).collect(),
+                    amounts: rows.iter().map(|row| Exact(row.amount)).collect(),
                     currencies: rows.iter().map(|row| row.amount.currency().code()).collect(),
                     statuses: rows.iter().map(|row| row.status.as_str()).collect(),
                     charge_ids: rows.iter().map(|row| row.provider_charge_id.as_deref().map(storable)).collect(),

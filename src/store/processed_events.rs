@@ -4,8 +4,6 @@
 //!
 //! Invariant: an id is claimed once per group, however many sessions try, on whichever day and with whatever offset.
 
-use std::collections::HashSet;
-
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
@@ -68,7 +66,7 @@ impl ClaimTable {
         if self.by_day { "" } else { SHOW_AS_A_WRITER }
     }
 
-    /// Claims the events and returns the ids that are new. An id that another open transaction claims is waited for.
+    /// Claims the events and returns the ids that are new, in no order. An id that another open transaction claims is waited for.
     ///
     /// # Errors
     /// 23514: a day is missing, see [`super::retention::ensure_days`]. In the optimistic form [`DbError::is_taken`]: not all are new.
@@ -79,14 +77,14 @@ impl ClaimTable {
         source: SourceId,
         rows: &[ClaimRow],
         form: Form,
-    ) -> Result<HashSet<Uuid>, DbError> {
+    ) -> Result<Vec<Uuid>, DbError> {
         if rows.is_empty() {
-            return Ok(HashSet::new());
+            return Ok(Vec::new());
         }
         let event_ids: Vec<Uuid> = rows.iter().map(|row| row.event_id).collect();
         let (source, digests, offsets) =
             (source.0, rows.iter().map(|row| row.digest.0).collect(), rows.iter().map(|row| row.offset.0).collect());
-        let new = match (form, self.explains, self.of_groups) {
+        match (form, self.explains, self.of_groups) {
             (Form::OnConflict, true, true) => s.rows("claim", Claim { group, source, event_ids, digests, offsets }).await,
             (Form::OnConflict, true, false) => s.rows("claim", ClaimById { group, source, event_ids, digests, offsets }).await,
             (Form::OnConflict, false, true) => s.rows("claim", PlainClaim { group, event_ids }).await,
@@ -100,10 +98,9 @@ impl ClaimTable {
                 if count < rows.len() {
                     return Err(DbError::swallowed("claim"));
                 }
-                return Ok(rows.iter().map(|row| row.event_id).collect());
+                Ok(rows.iter().map(|row| row.event_id).collect())
             }
-        };
-        Ok(new?.into_iter().collect())
+        }
     }
 
     /// The claims of `ids` that exist, in no order.

@@ -392,7 +392,7 @@ impl Owner {
         let events = decoded.take_claimed(&Doubt::default());
         let outcomes = events.iter().map(|claimed| outcome(flight.said.get(&claimed.event().id))).collect();
         decoded.conclude(outcomes, &RETRY);
-        let (given_back, unclaim) = (decoded.given_back(), decoded.unclaim(&flight.claimed));
+        let (given_back, unclaim) = (decoded.given_back(), decoded.unclaim(&flight.claimed.iter().copied().collect::<Vec<_>>()));
         let frontier = batch.frontier(&given_back);
         let (committed, answered) = if world.honest { (true, true) } else { (draw.percent(95), draw.percent(92)) };
         let answered = answered && committed; // what was not committed is not answered with success

@@ -67,7 +67,7 @@ async fn a_table_of_another_service_takes_an_id_once_whatever_its_key_and_column
             let [x, y] = ids();
             let rows = [claim_row(x, 3), claim_row(y, 4)];
             let first = committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows, Form::OnConflict).await).await;
-            assert_eq!(first, [x, y].into());
+            assert_eq!(first, [x, y]);
             assert!(committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows, Form::OnConflict).await).await.is_empty());
             let theirs = committed(&mut s, async |s| made.claim(s, "mail", SOURCE, &rows[..1], Form::OnConflict).await).await;
             assert_eq!(theirs.contains(&x), of_groups, "{key}");
@@ -213,15 +213,15 @@ async fn the_optimistic_form_claims_all_or_nothing_in_every_kind_of_table() {
         let [known, new, later] = ids();
         let rows = |ids: &[Uuid]| ids.iter().zip(0..).map(|(id, offset)| claim_row(*id, offset)).collect::<Vec<_>>();
         let first = committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows(&[known]), Form::Optimistic).await).await;
-        assert_eq!(first, [known].into(), "{table}");
+        assert_eq!(first, [known], "{table}");
         for taken in [&[new, known][..], &[known, later], &[later, later]] {
             let error = refused(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows(taken), Form::Optimistic).await).await;
             assert!(error.is_taken(), "{table}: {error}");
         }
         let found = committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows(&[known, new]), Form::OnConflict).await).await;
-        assert_eq!(found, [new].into(), "the other form tells them apart on the same connection");
+        assert_eq!(found, [new], "the other form tells them apart on the same connection");
         let second = committed(&mut s, async |s| made.claim(s, GROUP, SOURCE, &rows(&[later]), Form::Optimistic).await).await;
-        assert_eq!(second, [later].into(), "nothing was left of the refused ones");
+        assert_eq!(second, [later], "nothing was left of the refused ones");
     }
 }
 

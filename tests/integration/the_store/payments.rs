@@ -27,7 +27,7 @@ async fn amounts_come_back_exactly_and_the_first_row_of_an_event_stays() {
 
     let [new] = ids();
     let again = [payment(a, "1.00", "EUR"), payment(new, "2.00", "EUR")];
-    assert_eq!(committed(&mut s, async |s| insert(s, &again, Form::OnConflict).await).await, [new].into());
+    assert_eq!(committed(&mut s, async |s| insert(s, &again, Form::OnConflict).await).await, [new]);
     assert_eq!(look_up(&mut s, &[a]).await.unwrap(), rows[..1]);
     let text: String =
         db.outsider().await.query_one("SELECT amount::text FROM payment WHERE event_id = $1", &[&a]).await.unwrap().get(0);
@@ -40,7 +40,7 @@ async fn the_optimistic_form_writes_all_rows_or_none_and_a_taken_key_is_told_fro
     let mut s = store.claims.get().await.unwrap();
     let [paid, a, b] = ids();
     let rows = [payment(paid, "1.00", "EUR"), payment(b, "2.00", "EUR")];
-    assert_eq!(committed(&mut s, async |s| insert(s, &rows, Form::Optimistic).await).await, [paid, b].into());
+    assert_eq!(committed(&mut s, async |s| insert(s, &rows, Form::Optimistic).await).await, [paid, b]);
     let again = [payment(a, "1.00", "EUR"), payment(paid, "9.00", "EUR")];
     let error = refused(&mut s, async |s| insert(s, &again, Form::Optimistic).await).await;
     assert!(error.is_taken(), "{error}");
