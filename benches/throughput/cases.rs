@@ -153,13 +153,17 @@ fn memory(bench: &Bench<'_>) -> Result<Vec<Figure>> {
     let topic = Topic::fill(bench.kafka, &name, &Filling::even(bench.scaled(1_000_000)))?;
     let engine = Engine { topic: &name, ..bench.engine(&database.url) };
     let through = Engine { database: way.url(), ..engine };
-    let measured = through.consume_with("database silent for 20 s", &topic, engine.database, || {
+    let mut stalled = None;
+    through.consume_with("database silent for 20 s", &topic, engine.database, |process| {
         way.fall_silent();
         thread::sleep(Duration::from_secs(20));
+        stalled = Some(machine::rss_peak_mib(process));
         way.open();
     })?;
     engine.check(&topic)?;
-    Ok(vec![Figure::new("stalled_rss_peak_mib", measured.rss_peak_mib)])
+    let stalled = stalled.ok_or("the first events were never settled")??;
+    println!("  while it was silent: peak {stalled:.0} MiB");
+    Ok(vec![Figure::new("stalled_rss_peak_mib", stalled)])
 }
 
 /// From the start of the process to its first settled event: its group is known; the one before was killed under the same name.

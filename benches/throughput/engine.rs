@@ -69,11 +69,11 @@ pub struct Row {
 impl Engine<'_> {
     /// Consumes the whole topic and prints what it took.
     pub fn consume(&self, what: &str, topic: &Topic) -> Result<Measured> {
-        self.consume_with(what, topic, self.database, || {})
+        self.consume_with(what, topic, self.database, |_| {})
     }
 
-    /// The same, looked at by another way to the database; does something when the first events are settled.
-    pub fn consume_with(&self, what: &str, topic: &Topic, way: &str, meanwhile: impl FnOnce()) -> Result<Measured> {
+    /// The same, looked at by another way to the database; does something with the process's id when the first events are settled.
+    pub fn consume_with(&self, what: &str, topic: &Topic, way: &str, meanwhile: impl FnOnce(u32)) -> Result<Measured> {
         let observer = Observer::connect(way)?;
         let before = observer.look()?;
         let servers = [self.processes.postgres, self.processes.kafka];
@@ -153,7 +153,7 @@ impl Running {
 }
 
 /// Seconds from the beginning of the first transaction to the moment when every partition has moved and stands at its end.
-fn watch(topic: &Topic, observer: &Observer, before: &[Row], running: &mut Running, meanwhile: impl FnOnce()) -> Result<f64> {
+fn watch(topic: &Topic, observer: &Observer, before: &[Row], running: &mut Running, meanwhile: impl FnOnce(u32)) -> Result<f64> {
     let stood = |partition| before.iter().find(|row| row.partition == partition).map_or(0, |row| row.next_offset);
     let mut moved: BTreeMap<i32, f64> = BTreeMap::new();
     let mut meanwhile = Some(meanwhile);
@@ -166,7 +166,7 @@ fn watch(topic: &Topic, observer: &Observer, before: &[Row], running: &mut Runni
         if !moved.is_empty()
             && let Some(meanwhile) = meanwhile.take()
         {
-            meanwhile();
+            meanwhile(running.child.id());
             since = Instant::now();
         }
         if let Some(last) = rows.last()
