@@ -10,6 +10,7 @@ pub mod handler;
 
 pub mod billing;
 
+pub mod actions;
 pub mod held;
 pub mod pipeline;
 pub mod retention;

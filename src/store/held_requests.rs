@@ -99,7 +99,8 @@ pub async fn find(
     rows.into_iter().map(read).collect()
 }
 
-/// Writes a request on rows that are still in the state in which they were seen and carry no other request. Out: the rows that took it.
+/// Writes a request on rows that are still in the state in which they were seen and carry no other request, and records it. Out: the rows
+/// that took it.
 ///
 /// # Errors
 /// The statement failed.
@@ -301,10 +302,14 @@ statement! {
         "WITH seen AS (
              SELECT held.id FROM unnest(:ids, :states) AS seen (id, state) JOIN held_event AS held USING (id, state)
              WHERE held.wanted IS NULL
-             ORDER BY held.id FOR UPDATE OF held)
-         UPDATE held_event AS held SET wanted = :wanted, actor = :actor, note = :note
-         FROM seen WHERE held.id = seen.id
-         RETURNING held.id"
+             ORDER BY held.id FOR UPDATE OF held),
+         asked AS (
+             UPDATE held_event AS held SET wanted = :wanted, actor = :actor, note = :note
+             FROM seen WHERE held.id = seen.id
+             RETURNING held.*)
+         INSERT INTO operator_action (action, source_id, source_offset, held_id, actor, reason)
+         SELECT wanted, source_id, source_offset, id, actor, note FROM asked ORDER BY id
+         RETURNING held_id"
     }
 }
 
