@@ -1,4 +1,5 @@
-//! What operators decide: a partition is paused or goes on, a record is held, a held event is replayed, discarded or resolved.
+//! What operators decide: a partition is paused or goes on, a record is held or passed over, a held event is replayed, discarded or
+//! resolved.
 //!
 //! In: a decision, who takes it and why; from the command line, or from the admin port. Out: it is written down, or the reason why not.
 //! The owner of the partition carries it out, now and after every rebalance and restart. Nothing is owned and nothing is applied here.
@@ -8,10 +9,10 @@
 use std::collections::HashSet;
 
 use crate::held::Request;
-use crate::record::Offset;
+use crate::record::{NextOffset, Offset, Skips};
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::operator_actions::{self, Decided, Known, Of};
-use crate::store::{DbError, ErrorClass, PooledSession, Session, Store};
+use crate::store::{DbError, ErrorClass, PooledSession, Session, Store, skips};
 
 pub use crate::store::operator_actions::By;
 
@@ -101,6 +102,17 @@ impl Desk<'_> {
         Err(ActionError::Refused(not_to_be_held(partition, offset, &known)))
     }
 
+    /// Lets a range of records be passed over: they are settled without effect. Out: all ranges of the partition.
+    ///
+    /// # Errors
+    /// Nobody has ever owned the partition, or the database does not answer.
+    pub async fn skip(&self, partition: i32, (from, to): (NextOffset, NextOffset), by: By<'_>) -> Result<Skips, ActionError> {
+        by.check()?;
+        let wanted = skips::Wanted { partition, from, to, actor: by.actor, reason: by.reason };
+        let skips = self.patiently(async |s| skips::skip(s, self.group, self.topic, &wanted).await).await?;
+        skips.ok_or_else(|| self.never_owned(partition))
+    }
+
     /// Asks for held events, by their rows, to be replayed, discarded or resolved. Out: what became of each that there is.
     ///
     /// # Errors
@@ -134,10 +146,12 @@ impl Desk<'_> {
     async fn look(&self, partition: i32, offset: Option<Offset>) -> Result<Known, ActionError> {
         let mut session = self.session().await?;
         let known = operator_actions::look(&mut session, self.of(partition), offset).await?;
-        known.ok_or_else(|| {
-            let (group, topic) = (self.group, self.topic);
-            ActionError::Refused(format!("nobody of {group} has ever owned partition {partition} of {topic}: start the service first"))
-        })
+        known.ok_or_else(|| self.never_owned(partition))
+    }
+
+    fn never_owned(&self, partition: i32) -> ActionError {
+        let (group, topic) = (self.group, self.topic);
+        ActionError::Refused(format!("nobody of {group} has ever owned partition {partition} of {topic}: start the service first"))
     }
 
     /// Again, until the owner's batch lets go of its row.
@@ -217,5 +231,34 @@ impl By<'_> {
             (_, "") => missing("the reason"),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Known = Known { next_offset: None, paused: None, is_skipped: false, hold: None, held: None };
+
+    #[test]
+    fn who_cannot_have_a_record_held_is_told_what_is_known_of_it() {
+        let why = |known: &Known| not_to_be_held(3, Offset(9), known);
+        let settled = Known { next_offset: Some(NextOffset(10)), ..NOTHING };
+        assert!(why(&settled).contains("everything below 10 is"), "{}", why(&settled));
+        let held = Known { held: Some((7, "rejected".to_owned(), "parked".to_owned())), ..settled.clone() };
+        assert!(why(&held).contains("as number 7 (rejected, parked)"), "{}", why(&held));
+        assert!(why(&Known { is_skipped: true, ..held }).ends_with("is passed over"));
+        let wanted = Known { hold: Some("held by ann: odd".to_owned()), ..NOTHING };
+        assert!(why(&wanted).ends_with("is to be held by ann: odd"), "{}", why(&wanted));
+        let meanwhile = Known { next_offset: Some(NextOffset(9)), ..NOTHING };
+        assert!(why(&meanwhile).ends_with("try again"), "{}", why(&meanwhile));
+    }
+
+    #[test]
+    fn a_decision_has_somebody_who_takes_it_and_a_reason() {
+        let by = |actor, reason| By { actor, reason }.check().map_err(|error| error.to_string());
+        assert_eq!(by("ann", "odd"), Ok(()));
+        assert!(by(" ", "odd").is_err_and(|why| why.contains("actor")));
+        assert!(by("ann", "\n").is_err_and(|why| why.contains("reason")));
     }
 }

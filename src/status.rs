@@ -215,6 +215,7 @@ impl Status {
     pub fn taken_up_again(&self, partition: i32) {
         if let Some(known) = self.lock().partitions.get_mut(&partition) {
             known.paused = Some("it is being taken up again".to_owned());
+            known.stopped = None;
         }
     }
 
