@@ -178,8 +178,7 @@ pub async fn ask(
     by: By<'_>,
 ) -> Result<Vec<Asked>, DbError> {
     let mut asked: Vec<Asked> = rows.into_iter().map(|row| Asked { refused: refusal(&row, request), row }).collect();
-    let seen: Vec<_> =
-        asked.iter().filter(|asked| asked.refused.is_none()).map(|asked| (asked.row.id, asked.row.state)).collect();
+    let seen: Vec<_> = asked.iter().filter(|asked| asked.refused.is_none()).map(|asked| (asked.row.id, asked.row.state)).collect();
     let taken = held_requests::request(s, &seen, &request.word(), by.actor, by.reason).await?;
     let missed: Vec<i64> = seen.iter().map(|(id, _)| *id).filter(|id| !taken.contains(id)).collect();
     if missed.is_empty() {

@@ -326,7 +326,12 @@ impl<H: Business> PartitionActor<H> {
 
     /// Why nothing moves, for people and for the liveness probe.
     fn show_pause(&self) {
-        let reason = self.paused_by.clone().or_else(|| self.paused.clone()).or_else(|| self.agenda.too_many()).or_else(|| self.deferred.clone());
+        let reason = self
+            .paused_by
+            .clone()
+            .or_else(|| self.paused.clone())
+            .or_else(|| self.agenda.too_many())
+            .or_else(|| self.deferred.clone());
         self.workers.engine().status.partition_paused(self.partition, self.epoch, reason);
     }
 

@@ -9,7 +9,9 @@ use std::thread;
 use onceward::lab::provider_stub::{Act, Rule};
 use serde_json::Value;
 
-use crate::support::{Engine, Message, Order, RaisedAtTheEnd, World, assert_charged_once, assert_the_books_agree, eventually, eventually_equal};
+use crate::support::{
+    Engine, Message, Order, RaisedAtTheEnd, World, assert_charged_once, assert_the_books_agree, eventually, eventually_equal,
+};
 
 const HELD: &str = "SELECT reason || ' ' || state FROM held_event ORDER BY id";
 const LEFT: &str = "SELECT next_offset FROM consumed_partition ORDER BY partition";
