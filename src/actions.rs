@@ -37,7 +37,7 @@ pub enum ActionError {
     #[error("{0}")]
     Refused(String),
     /// The owner has held its row all the time.
-    #[error("the owner's batch has held the partition for {TRIES} s: try again, or look at it first")]
+    #[error("the owner's batch has held the partition for {} s: try again, or look at it first", TRIES)]
     Busy,
     /// The database does not answer, or not so.
     #[error(transparent)]

@@ -117,7 +117,7 @@ impl<H: Business> Lives<H> {
             is_paused: false,
             answers: Answers::default(),
             wrote: Wrote::default(),
-            stop: stop.clone(),
+            stop: StopFlag::default(),
             deaths: (NextOffset(0), 0),
         });
         owned.run = run;

@@ -339,9 +339,11 @@ impl<H: Business> Supervisor<H> {
             let mut session = engine.store.control.get().await.map_err(DbError::from)?;
             let of = (&*engine.group, engine.topic.as_str());
             let wanted = held_requests::wanted(&mut session, of, &partitions, &engine.owner).await?;
-            Ok::<_, DbError>(wanted.into_iter().map(|(partition, is_taken)| (partition, taken[&partition], is_taken)).collect())
+            Ok::<_, DbError>(
+                wanted.into_iter().map(|(partition, is_taken)| (partition, taken[&partition], is_taken)).collect::<Vec<_>>(),
+            )
         };
-        ctx.spawn(wanted.into_actor(self).map(|wanted: Result<Vec<_>, _>, actor, ctx| {
+        ctx.spawn(wanted.into_actor(self).map(|wanted, actor, ctx| {
             for (partition, run, is_taken) in wanted.unwrap_or_default() {
                 actor.wanted(partition, run, is_taken, ctx);
             }

@@ -204,13 +204,14 @@ fn a_partition_that_a_bad_record_has_stopped_moves_on_when_it_is_held_and_a_repl
 fn a_record_to_come_is_held_when_it_comes_and_stays_held_when_it_is_read_again() {
     let world = World::with_partitions(1);
     let mut orders = {
-        let _engine = world.engine().start();
+        let engine = world.engine().start();
         let orders = send(&world, 0, 3);
         eventually_equal("all is settled", 0, || world.topic.lag(&world.group));
         assert!(refused(&world, &["offsets", "hold", "0", "1"]).contains("is settled, for everything below 3 is"));
         assert!(refused(&world, &["offsets", "hold", "1", "1"]).contains("ever owned partition 1"));
         decide(&world, &["offsets", "hold", "0", "3"]);
         decide(&world, &["offsets", "hold", "0", "5"]);
+        assert!(engine.terminate().success());
         orders
     };
     let engine = world.engine().start();
