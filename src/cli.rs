@@ -11,6 +11,7 @@ mod held;
 mod offsets;
 mod produce;
 mod retention;
+mod status;
 mod text;
 
 use std::ffi::OsString;
@@ -29,6 +30,7 @@ use self::held::Held;
 use self::offsets::Offsets;
 use self::produce::Produce;
 use self::retention::Retention;
+use self::status::Status;
 use crate::certificate::{self, Finding};
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
@@ -53,6 +55,10 @@ enum Command {
     Run,
     /// Brings the database's schema up to date. Any number of processes may do so at once.
     Migrate,
+    /// Shows the whole group: every partition, what is held, what is remembered. Needs no running process, and changes nothing.
+    ///
+    /// Ends with exit code 1 when the database or the broker does not answer; what is known is shown all the same.
+    Status(Status),
     /// Asks for every condition under which the guarantee holds, and prints a line for each, with what to do. Changes nothing, charges nobody.
     ///
     /// Ends with exit code 1 when any does not hold, or could not be asked.
@@ -166,6 +172,7 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments, environment)?),
         Command::Partition(arguments) => Ok(partition(&load(&[Need::Database])?, arguments, environment)?),
         Command::Actions(arguments) => Ok(actions(&load(&[Need::Database])?, arguments)?),
+        Command::Status(arguments) => status(&load(&[Need::Kafka, Need::Database])?, arguments),
         Command::Retention(arguments) => Ok(retention(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
@@ -207,6 +214,10 @@ fn check(config: &Config, format: CheckFormat) -> Result<(), Failure> {
     };
     say(&findings.iter().map(line).collect::<String>())?;
     if findings.iter().all(Finding::is_fine) { Ok(()) } else { Err(Failure::Said) }
+}
+
+fn status(config: &Config, arguments: &Status) -> Result<(), Failure> {
+    if runtime()?.block_on(arguments.run(config, say))? { Ok(()) } else { Err(Failure::Said) }
 }
 
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {

@@ -29,6 +29,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod metrics;
+mod overview;
 mod span;
 pub mod status;
 

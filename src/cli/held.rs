@@ -11,14 +11,14 @@ use std::fmt::Write as _;
 use anyhow::bail;
 use chrono::{DateTime, Utc};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::actions::{self, Asked, By};
 use crate::cli::text::{actor, printable, table_of, time};
 use crate::config::Config;
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::record::Header;
+use crate::held::shown::{hex, json_of};
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::{DbError, Session, Store};
@@ -325,47 +325,10 @@ fn whole(row: &HeldRow) -> String {
     })
 }
 
-fn json_of(row: &HeldRow) -> Value {
-    let headers = |header: &Header| json!([bytes(&header.0), header.1.as_deref().map(bytes)]);
-    json!({
-        "id": row.id,
-        "partition": row.record.partition,
-        "offset": row.record.offset.0,
-        "timestamp_ms": row.record.timestamp_ms,
-        "event_id": row.event_id.map(|id| id.to_string()),
-        "reason": row.reason.as_str(),
-        "state": row.state.as_str(),
-        "error": row.error,
-        "attempts": row.attempts,
-        "held_at": time(row.held_at),
-        "next_attempt_at": row.next_attempt_at.map(time),
-        "relayed_at": row.relayed_at.map(time),
-        "owns_claim": row.owns_claim,
-        "wanted": row.wanted,
-        "actor": row.actor,
-        "note": row.note,
-        "key": row.record.key.as_deref().map(bytes),
-        "headers": row.record.headers.iter().map(headers).collect::<Vec<_>>(),
-        "payload": row.record.payload.as_deref().map(bytes),
-    })
-}
-
-/// A text as it is; other bytes as an object with their digits.
-fn bytes(bytes: &[u8]) -> Value {
-    std::str::from_utf8(bytes).map_or_else(|_| json!({ "hex": hex(bytes) }), Value::from)
-}
-
 /// A key in a table: short, and harmless to a terminal.
 fn shown(key: &[u8]) -> String {
     const MOST: usize = 24;
     let text = std::str::from_utf8(key).ok().filter(|text| !text.chars().any(char::is_control));
     let text = text.map_or_else(|| format!("0x{}", hex(key)), str::to_owned);
     if text.chars().count() <= MOST { text } else { text.chars().take(MOST - 1).chain(['…']).collect() }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
 }

@@ -426,7 +426,9 @@ impl<H: Business> PartitionActor<H> {
     }
 
     fn show_window(&self) {
-        self.workers.engine().status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
+        let status = &self.workers.engine().status;
+        status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
+        status.window_made(self.partition, self.epoch, self.window.first_made());
     }
 
     fn show_in_flight(&self, batch: Option<&RunBatch<H::Answer>>) {
