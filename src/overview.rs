@@ -250,7 +250,7 @@ fn row_of(partition: i32, stored: Option<&PartitionRow>, log: Option<&Log>, here
     let waiting = ours.filter(|known| known.window_records > 0);
     let (state, why) = match (ours, stored) {
         (Some(known), _) if known.stopped.is_some() => (State::Stopped, known.stopped.clone()),
-        (_, Some(row)) if row.paused.is_some() => (State::Paused, row.paused.clone()),
+        (_, Some(row)) if row.paused.is_some() => (State::Paused, row.paused.as_ref().map(ToString::to_string)),
         (Some(known), _) if known.paused.is_some() => (State::Waiting, known.paused.clone()),
         (Some(_), _) => (State::Running, None),
         (None, Some(row)) if row.owner != NOBODY => (State::Running, None),
@@ -313,6 +313,7 @@ mod tests {
     use super::*;
     use crate::record::{Epoch, NextOffset, Offset};
     use crate::status::Status;
+    use crate::store::consumed_partitions::Paused;
     use crate::store::overview::HeldCount;
 
     fn stored(partition: i32, owner: &str) -> PartitionRow {
@@ -357,17 +358,17 @@ mod tests {
     fn a_stop_is_told_before_a_pause_and_a_pause_before_a_wait() {
         let status = Status::default();
         status.partition_owned(0, Epoch(3));
-        let group = |paused: Option<&str>| Group {
-            partitions: vec![PartitionRow { paused: paused.map(str::to_owned), ..stored(0, "a:1") }],
-            ..Group::default()
+        let paused = || Paused { actor: "ann".to_owned(), reason: "ticket 17".to_owned() };
+        let row = |is_paused: bool| {
+            let partitions = vec![PartitionRow { paused: is_paused.then(paused), ..stored(0, "a:1") }];
+            rows(Some(&Group { partitions, ..Group::default() }), None, &status.snapshot()).remove(0)
         };
-        let state = |paused| rows(Some(&group(paused)), None, &status.snapshot()).remove(0).state;
-        assert_eq!(state(None), State::Running);
+        assert_eq!(row(false).state, State::Running);
         status.partition_paused(0, Epoch(3), Some("the provider is away".to_owned()));
-        assert_eq!(state(None), State::Waiting);
-        assert_eq!(state(Some("by ann")), State::Paused);
+        assert_eq!(row(false).state, State::Waiting);
+        assert_eq!((row(true).state, row(true).why.as_deref()), (State::Paused, Some("by ann: ticket 17")));
         status.stopped(0, "the topic was made anew");
-        assert_eq!(state(Some("by ann")), State::Stopped);
+        assert_eq!(row(true).state, State::Stopped);
     }
 
     #[test]

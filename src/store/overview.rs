@@ -6,6 +6,7 @@
 
 use diesel::sql_types::{BigInt, Double, Integer, Nullable, Text};
 
+use super::consumed_partitions::Paused;
 use super::held_events::{HeldState, read_reason, read_state};
 use super::statement::statement;
 use super::{DbError, Session, held_requests};
@@ -38,8 +39,8 @@ pub struct PartitionRow {
     pub epoch: i64,
     /// The frontier.
     pub settled: Option<i64>,
-    /// Why nothing is consumed.
-    pub paused: Option<String>,
+    /// By whom it is paused, and why.
+    pub paused: Option<Paused>,
     /// No unsettled event of it is older; milliseconds since 1970.
     pub safe_ms: Option<i64>,
     /// What is passed over.
@@ -87,9 +88,9 @@ pub async fn group(s: &mut Session, group: &str, topic: &str) -> Result<Group, D
     .await
 }
 
-type Row = (i32, String, i64, Option<i64>, Option<String>, Option<f64>, String, f64);
+type Row = (i32, String, i64, Option<i64>, Option<String>, Option<String>, Option<f64>, String, f64);
 
-fn read((partition, owner, epoch, settled, paused, safe, skips, updated): Row) -> Result<PartitionRow, DbError> {
+fn read((partition, owner, epoch, settled, paused, paused_by, safe, skips, updated): Row) -> Result<PartitionRow, DbError> {
     let ranges = Skips::from_text(&skips);
     let skips = ranges.ok_or_else(|| DbError::program("overview", format_args!("{skips} are no ranges with two ends")))?;
     Ok(PartitionRow {
@@ -97,7 +98,7 @@ fn read((partition, owner, epoch, settled, paused, safe, skips, updated): Row) -
         owner,
         epoch,
         settled,
-        paused,
+        paused: Paused::read(paused, paused_by),
         safe_ms: safe.map(whole_ms),
         skips,
         updated_ms: whole_ms(updated),
@@ -116,8 +117,8 @@ statement! {
 
 statement! {
     Partitions<'a> { group: &'a str => Text, topic: &'a str => Text }
-    -> (Integer, Text, BigInt, Nullable<BigInt>, Nullable<Text>, Nullable<Double>, Text, Double) {
-        "SELECT partition, owner, epoch, next_offset, paused, extract(epoch FROM safe_time)::float8,
+    -> (Integer, Text, BigInt, Nullable<BigInt>, Nullable<Text>, Nullable<Text>, Nullable<Double>, Text, Double) {
+        "SELECT partition, owner, epoch, next_offset, paused, paused_by, extract(epoch FROM safe_time)::float8,
                 coalesce(skips, '{}')::text, extract(epoch FROM updated_at)::float8
          FROM consumed_partition WHERE consumer_group = :group AND topic = :topic ORDER BY partition"
     }

@@ -49,6 +49,7 @@ mod the_key_and_the_bytes_of_a_charge_never_change;
 mod the_reconciler_finds_what_is_planted;
 mod the_reconciler_reads_the_topic_itself;
 mod the_same_id_with_another_payload_is_held;
+mod the_status_page_in_pictures;
 mod the_status_page_shows_and_acts;
 mod the_store;
 mod what_an_operator_decides_outlives_the_owner;
