@@ -194,9 +194,7 @@ impl Overview {
 
     /// For machines.
     pub(crate) fn json(&self) -> Value {
-        let kind = |kind: &HeldKind| {
-            json!({ "reason": kind.reason.as_str(), "state": kind.state.as_str(), "count": kind.count, "oldest_ms": kind.oldest_ms })
-        };
+        let kind = |kind: &HeldKind| json!({ "reason": kind.reason.as_str(), "state": kind.state.as_str(), "count": kind.count, "oldest_ms": kind.oldest_ms });
         let (mut database, mut retention) = (self.database.json(), self.retention.json());
         database["version"] = json!(self.database.get().map(|group| &group.version));
         retention["outlook"] = json!(self.retention.get().map(Outlook::json));
@@ -373,7 +371,8 @@ mod tests {
 
     #[test]
     fn what_nobody_knows_the_outcome_of_comes_first() {
-        let count = |partition, reason, count, oldest_ms| HeldCount { partition, reason, state: HeldState::Parked, count, oldest_ms };
+        let count =
+            |partition, reason, count, oldest_ms| HeldCount { partition, reason, state: HeldState::Parked, count, oldest_ms };
         let group = Group {
             held: vec![
                 count(0, HeldReason::Undecodable, 7, 5),

@@ -17,10 +17,11 @@ use super::{Admin, duplicates_json};
 use crate::actions::{ActionError, By, Desk};
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::held::shown::{json_of, outline_of};
+use crate::held::shown::{json_of, outline_of, time};
 use crate::record::Offset;
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
+use crate::store::operator_actions::Decided;
 use crate::store::{DbError, PooledSession};
 
 pub fn routes(routes: &mut web::ServiceConfig) {
@@ -29,6 +30,7 @@ pub fn routes(routes: &mut web::ServiceConfig) {
         .route("/api/held", web::get().to(list))
         .route("/api/held/{id}", web::get().to(show))
         .route("/api/held/{id}/{action}", web::post().to(decide))
+        .route("/api/decisions", web::get().to(decisions))
         .route("/api/partitions/{partition}/{action}", web::post().to(steer));
 }
 
@@ -99,6 +101,8 @@ struct Which {
 
 /// The most rows of a list.
 const MOST_ROWS: i64 = 100;
+/// The most decisions.
+const MOST_DECISIONS: i64 = 20;
 
 async fn list(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
     let which = web::Query::<Which>::from_query(request.query_string()).map_err(|error| ApiError::Wrong(error.to_string()))?;
@@ -187,6 +191,26 @@ async fn steer(
     };
     info!(partition, action, offset = steering.offset, refused = told.is_err(), "asked for on the admin port");
     Ok(done(told?))
+}
+
+/// What was decided last: names and reasons, which are people's.
+async fn decisions(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
+    admin.access.may_see(request.headers())?;
+    let decided = admin.desk().decided(None, None, MOST_DECISIONS).await?;
+    let shown = |decided: &Decided| {
+        json!({
+            "id": decided.id,
+            "at": time(decided.at),
+            "actor": decided.actor,
+            "action": decided.action,
+            "partition": decided.partition,
+            "offset": decided.offset.map(|offset| offset.0),
+            "to": decided.to.map(|to| to.0),
+            "held": decided.held,
+            "reason": decided.reason,
+        })
+    };
+    Ok(HttpResponse::Ok().json(json!({ "decisions": decided.iter().map(shown).collect::<Vec<_>>() })))
 }
 
 fn done(words: &str) -> HttpResponse {

@@ -21,7 +21,10 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 
 pub async fn page() -> HttpResponse {
-    HttpResponse::Ok().content_type(ContentType::html()).insert_header((header::CONTENT_SECURITY_POLICY, POLICY.as_str())).body(PAGE)
+    HttpResponse::Ok()
+        .content_type(ContentType::html())
+        .insert_header((header::CONTENT_SECURITY_POLICY, POLICY.as_str()))
+        .body(PAGE)
 }
 
 /// Of what stands between the tags, as a policy names it.
@@ -40,7 +43,9 @@ mod tests {
         for tag in ["<script>", "<style>", "<link"] {
             assert_eq!(PAGE.matches(tag).count(), 1, "{tag}");
         }
-        for banned in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", " style=", "src=\"http", "@import"] {
+        for banned in
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", " style=", "src=\"http", "@import"]
+        {
             assert!(!PAGE.contains(banned), "{banned}");
         }
         let (markup, _) = PAGE.split_once("<script>").expect("a script");

@@ -100,7 +100,9 @@ fn table(overview: &Overview) -> String {
     );
     let _ = match overview.unknown() {
         0 => writeln!(text),
-        unknown => writeln!(text, ", of which {unknown} may have been charged and nobody knows: `onceward held list --reason unknown`"),
+        unknown => {
+            writeln!(text, ", of which {unknown} may have been charged and nobody knows: `onceward held list --reason unknown`")
+        }
     };
     let head = ["partition", "lag", "settled", "committed", "log ends", "held", "epoch", "owner", "state", "why"];
     text.push('\n');
@@ -167,7 +169,9 @@ fn sources(overview: &Overview) -> String {
 }
 
 fn remembered(outlook: &Outlook) -> String {
-    let floor = outlook.floor.map_or_else(|| "nothing is forgotten yet".to_owned(), |floor| format!("forgotten before {}", day_text(floor)));
+    let floor = outlook
+        .floor
+        .map_or_else(|| "nothing is forgotten yet".to_owned(), |floor| format!("forgotten before {}", day_text(floor)));
     match outlook.held_back().first() {
         None => format!("{floor}, {} days kept", outlook.days.len()),
         Some(limit) => format!("{floor}; days are held back, see `onceward retention status`: {limit}"),

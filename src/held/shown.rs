@@ -58,7 +58,9 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn time(time: DateTime<Utc>) -> String {
+/// A moment for people and machines.
+#[must_use]
+pub fn time(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 

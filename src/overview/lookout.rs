@@ -108,8 +108,11 @@ impl Lookout {
 
     /// What there is to see now.
     pub(crate) async fn look(&self) -> Overview {
-        let (group, logs, own) =
-            tokio::join!(self.group.look(|| self.ask_group()), self.logs.look(|| self.ask_logs()), self.own.look(|| self.ask_own()));
+        let (group, logs, own) = tokio::join!(
+            self.group.look(|| self.ask_group()),
+            self.logs.look(|| self.ask_logs()),
+            self.own.look(|| self.ask_own())
+        );
         let outlook = match own.answer {
             Some((_, own)) => self.outlook.look(|| self.ask_outlook(own)).await,
             None => Known { answer: None, error: own.error, took: own.took },

@@ -89,12 +89,19 @@ fn hold_some(world: &World) {
         Message::new("<order><id>42</id></order>").key("legacy-shop"),
         Message::new("").key("customer-19"),
     ]);
-    eventually("they are held", || world.database.count("SELECT count(*) FROM held_event WHERE state IN ('parked', 'waiting')") >= 6);
+    eventually("they are held", || {
+        world.database.count("SELECT count(*) FROM held_event WHERE state IN ('parked', 'waiting')") >= 6
+    });
 }
 
 fn shoot(world: &World, engine: &Engine) {
     // Whose machine the pictures are made on is nobody's business.
-    for (number, owner) in world.database.column("SELECT DISTINCT owner FROM consumed_partition WHERE owner LIKE '%:%' ORDER BY owner").iter().enumerate() {
+    for (number, owner) in world
+        .database
+        .column("SELECT DISTINCT owner FROM consumed_partition WHERE owner LIKE '%:%' ORDER BY owner")
+        .iter()
+        .enumerate()
+    {
         world.database.execute(&format!("UPDATE consumed_partition SET owner = 'billing-{number}:17' WHERE owner = '{owner}'"));
     }
     let browser = Browser::open(&format!("http://{}/", engine.address()));
@@ -107,7 +114,8 @@ fn shoot(world: &World, engine: &Engine) {
     thread::sleep(Duration::from_secs(2)); // what is on its way arrives
     browser.run("document.getElementById('process').textContent = 'billing-0:17'");
     for theme in THEMES {
-        let features = json!([{ "name": "prefers-color-scheme", "value": theme }, { "name": "prefers-reduced-motion", "value": "reduce" }]);
+        let features =
+            json!([{ "name": "prefers-color-scheme", "value": theme }, { "name": "prefers-reduced-motion", "value": "reduce" }]);
         browser.chrome("Emulation.setEmulatedMedia", json!({ "features": features }));
         for (name, width) in WIDTHS {
             let size = |height: u64| json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500 });

@@ -7,7 +7,8 @@ use onceward::lab::provider_stub::{Act, Reply, Rule};
 use serde_json::{Value, json};
 
 use crate::support::{
-    ANSWER, Browser, Engine, Message, Order, World, assert_charged_once, assert_the_books_agree, eventually, eventually_equal, request,
+    ANSWER, Browser, Engine, Message, Order, World, assert_charged_once, assert_the_books_agree, eventually, eventually_equal,
+    request,
 };
 
 const TOKEN: &str = "what-only-operators-know";
@@ -116,6 +117,7 @@ fn a_partition_is_paused_and_resumed_from_the_page() {
     browser.sees("#partitions", "paused");
     browser.sees("#partitions", "seen with the bank");
     browser.sees("#alerts", "1 partition paused by an operator");
+    browser.sees("#decisions", "pause partition 0");
     let order = Order::new();
     world.topic.send([order.message()]);
     eventually("the page shows that it waits", || overview(&engine)["lag"] == 1);
@@ -146,7 +148,9 @@ fn a_record_is_held_from_the_page_and_the_next_one_goes_on() {
     browser.misses("dialog[open]");
     open(&browser, "partitions", "resume");
     confirm(&browser);
-    eventually_equal("held", 1, || world.database.count("SELECT count(*) FROM held_event WHERE state = 'parked' AND source_offset = 0"));
+    eventually_equal("held", 1, || {
+        world.database.count("SELECT count(*) FROM held_event WHERE state = 'parked' AND source_offset = 0")
+    });
     eventually_equal("settled", 0, || world.topic.lag(&world.group));
     browser.sees("#held", "seen with the bank");
     assert_charged_once(&world.provider, [&good]);
@@ -155,13 +159,10 @@ fn a_record_is_held_from_the_page_and_the_next_one_goes_on() {
 
 #[test]
 fn what_a_record_says_is_shown_as_text_and_runs_nothing() {
-    const ATTACK: &str = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script><svg onload='window.hurt=1'>\"'`${window.hurt=1}";
+    const ATTACK: &str =
+        "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script><svg onload='window.hurt=1'>\"'`${window.hurt=1}";
     let world = World::with_partitions(1);
-    let refusal = Act::Reply(Reply {
-        status: 422,
-        body: Some(ATTACK.to_owned()),
-        ..Reply::default()
-    });
+    let refusal = Act::Reply(Reply { status: 422, body: Some(ATTACK.to_owned()), ..Reply::default() });
     let order = Order::new();
     world.provider.script([Rule::always(refusal)]);
     world.topic.send([
@@ -187,9 +188,7 @@ fn what_a_record_says_is_shown_as_text_and_runs_nothing() {
     browser.sees("#show-fields", "header <img");
     assert_eq!(browser.run("return window.hurt === undefined"), true);
     // And were it made by mistake: the policy lets no text become an element, and no script run that is not the page's.
-    let tried = browser.run(
-        "try { document.body.innerHTML = '<p>x'; return 'made'; } catch (error) { return error.name; }",
-    );
+    let tried = browser.run("try { document.body.innerHTML = '<p>x'; return 'made'; } catch (error) { return error.name; }");
     assert_eq!(tried, "TypeError");
     let inline = browser.run("const s = document.createElement('button'); s.setAttribute('onclick', 'window.hurt = 1'); document.body.append(s); s.click(); return window.hurt === undefined");
     assert_eq!(inline, true);
@@ -228,13 +227,16 @@ fn without_the_token_nothing_can_be_done_and_no_record_is_seen() {
     }
     assert_eq!(ask("GET", &path, &[("Authorization", &token)]).0, 404, "a look never acts");
     assert_eq!(ask("GET", &format!("/api/held/{id}"), &[]).0, 401);
+    assert_eq!(ask("GET", "/api/decisions", &[]).0, 401);
     let (_, list) = ask("GET", "/api/held", &[]);
     assert!(list.contains("rejected") && !list.contains("payload") && !list.contains("error") && !list.contains("key"), "{list}");
     assert_eq!(world.database.count("SELECT count(*) FROM held_event WHERE wanted IS NOT NULL OR actor IS NOT NULL"), 0);
     assert_eq!(world.database.column(HELD), ["rejected parked"]);
 
     // Who says neither who nor why is not heard, token or not.
-    for wrong in [json!({ "actor": "ann" }), json!({ "actor": " ", "reason": "r" }), json!({ "actor": "ann", "reason": "", "x": 1 })] {
+    for wrong in
+        [json!({ "actor": "ann" }), json!({ "actor": " ", "reason": "r" }), json!({ "actor": "ann", "reason": "", "x": 1 })]
+    {
         assert_eq!(engine.post(&path, TOKEN, &wrong).0, 400, "{wrong}");
     }
     assert_eq!(world.database.column(HELD), ["rejected parked"]);
@@ -271,7 +273,9 @@ fn one_process_shows_the_partitions_of_all_and_the_command_line_needs_none() {
     let world = World::new();
     let orders = Order::some(3);
     let [one, other] = [engine(&world), engine(&world)];
-    eventually("both own some", || !one.owned().is_empty() && !other.owned().is_empty() && one.owned().len() + other.owned().len() == 3);
+    eventually("both own some", || {
+        !one.owned().is_empty() && !other.owned().is_empty() && one.owned().len() + other.owned().len() == 3
+    });
     world.topic.send((0..).zip(&orders).map(|(partition, order)| order.message().partition(partition)));
     eventually_equal("settled", 0, || world.topic.lag(&world.group));
     let seen = eventually("every partition with its owner, its lag and its offset in Kafka", || {

@@ -115,7 +115,8 @@ impl Browser {
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let (status, answer) = request(LIMIT, &self.address, method, path, &[("Content-Type", "application/json")], &body).ok_or("no answer")?;
+        let (status, answer) =
+            request(LIMIT, &self.address, method, path, &[("Content-Type", "application/json")], &body).ok_or("no answer")?;
         let answer: Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
         if status == 200 { Ok(answer["value"].clone()) } else { Err(answer["value"]["message"].to_string()) }
     }

@@ -380,7 +380,10 @@ pub fn request(
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",
+        body.len()
+    );
     stream.write_all(format!("{head}{body}").as_bytes()).ok()?;
     let mut answer = BufReader::new(stream);
     let (mut status, mut length) = (None, None);
