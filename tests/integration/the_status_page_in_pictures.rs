@@ -95,6 +95,8 @@ fn hold_some(world: &World) {
 }
 
 fn shoot(world: &World, engine: &Engine) {
+    let owners = "SELECT count(*) FROM consumed_partition WHERE owner LIKE '%:%'";
+    eventually("each has its owner again", || world.database.count(owners) == 6);
     // Whose machine the pictures are made on is nobody's business.
     for (number, owner) in world
         .database
