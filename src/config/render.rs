@@ -90,7 +90,7 @@ const BLANK: &[(&str, &str)] = &[
     ("provider.url", "\"http://payments:8080\""),
     ("provider.token", "\"…\""),
     ("retention.replay_horizon_ms", "2_592_000_000"),
-    ("admin.token", "\"…\""),
+    ("admin.token", "\"what-openssl-rand-hex-32-prints\""),
 ];
 
 /// A duration as people say it.

@@ -1,8 +1,6 @@
 //! A person looks at the status page at night and decides: what it shows must be the whole group's state, what it asks for must happen, and
 //! a record's content, which anybody who can produce may write, must never act in that person's browser.
 
-use std::thread;
-
 use onceward::lab::provider_stub::{Act, Reply, Rule};
 use serde_json::{Value, json};
 
@@ -162,7 +160,7 @@ fn what_a_record_says_is_shown_as_text_and_runs_nothing() {
     const ATTACK: &str =
         "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script><svg onload='window.hurt=1'>\"'`${window.hurt=1}";
     let world = World::with_partitions(1);
-    let refusal = Act::Reply(Reply { status: 422, body: Some(ATTACK.to_owned()), ..Reply::default() });
+    let refusal = Act::Reply(Reply { status: 422, body: Some(json!({ "error": ATTACK }).to_string()), ..Reply::default() });
     let order = Order::new();
     world.provider.script([Rule::always(refusal)]);
     world.topic.send([
@@ -183,7 +181,8 @@ fn what_a_record_says_is_shown_as_text_and_runs_nothing() {
         assert_eq!(elements(), 1, "the page's own script, and nothing that a record has brought");
         browser.click("#show-close");
     }
-    browser.click("#held tr:first-child [data-action=show]");
+    let first = world.database.text("SELECT id FROM held_event WHERE source_offset = 0");
+    browser.click(&format!("#held tr[data-key='{first}'] [data-action=show]"));
     browser.sees("#show-payload", "<img src=x onerror=");
     browser.sees("#show-fields", "header <img");
     assert_eq!(browser.run("return window.hurt === undefined"), true);
