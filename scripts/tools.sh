@@ -45,6 +45,7 @@ name_of() {
   cargo) echo "Rust (cargo, with the toolchain that rust-toolchain.toml names; https://rustup.rs)" ;;
   node) echo "Node.js 20.19 or newer" ;;
   npm) echo "npm, which comes with Node.js" ;;
+  chromedriver) echo "chromedriver (Debian: chromium-driver)" ;;
   *) echo "$1 (Debian: $1)" ;;
   esac
 }
@@ -53,6 +54,7 @@ package_of() {
   case $1 in
   cc | c++) echo build-essential ;;
   java) echo default-jre-headless ;;
+  chromedriver) echo chromium-driver ;;
   mvn) echo maven ;;
   cargo | node | npm) echo - ;; # Debian's are too old
   *) echo "$1" ;;

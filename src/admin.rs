@@ -1,36 +1,47 @@
-//! The admin port: probes, metrics and status over HTTP.
+//! The admin port: probes, metrics, the status page, and what operators may ask for, over HTTP.
 //!
-//! In: GET requests. Out: what [`Readiness`], [`Status`] and the metrics say at that moment. It owns one socket and one thread, so that
-//! a scrape never waits for a batch. If it dies here, nothing else does.
+//! In: requests. Out: what [`Readiness`], [`Status`], the database and the metrics say at that moment; requests of operators, written where
+//! the partition's owner finds them. It owns one socket, one thread and two database connections, so that a scrape never waits for a batch,
+//! nor a batch for a viewer. If it dies here, nothing else does.
 //!
-//! Invariant: nothing can be changed through it, and no secret or payload can be read.
+//! Invariant: without the token (`admin.token`) nothing can be changed through it and nothing of a record can be read; no secret can be
+//! read at all. Nothing is applied here: what is asked for is carried out by the partition's owner, under its fence.
+
+mod access;
+mod api;
+mod page;
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
 use actix_web::dev::{Server, ServerHandle};
-use actix_web::http::header::ContentType;
+use actix_web::http::header::{self, ContentType};
+use actix_web::middleware::DefaultHeaders;
 use actix_web::{App, HttpResponse, HttpServer, web};
 use serde_json::{Value, json};
 
+use self::access::Access;
+use crate::config::Config;
 use crate::metrics;
 use crate::metrics::DuplicateCause;
+use crate::overview::Lookout;
+use crate::pipeline::client::Client;
 use crate::status::{Duplicated, PartitionStatus, Readiness, Status};
+use crate::store::{DbError, Store};
 
-/// What the port shows.
+/// What the port shows, and to whom.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// The consumed topic.
-    pub topic: String,
-    /// The consumer group.
-    pub group: String,
-    /// Whether work can be expected of this process.
-    pub readiness: Readiness,
-    /// The owned partitions.
-    pub status: Status,
-    /// Work that has not moved for longer makes `/live` fail.
-    pub stuck_after: Duration,
+    config: Arc<Config>,
+    readiness: Readiness,
+    status: Status,
+    /// The engine's Kafka client, once it is there.
+    client: Arc<OnceLock<Client>>,
+    /// Its own connections.
+    store: Store,
+    lookout: Lookout,
+    access: Access,
 }
 
 /// The port cannot be opened.
@@ -54,14 +65,41 @@ pub struct Port {
 }
 
 impl Admin {
+    /// Of this process. Nothing is asked before somebody looks.
+    ///
+    /// # Errors
+    /// As [`Store::connect`].
+    pub fn new(config: &Config, readiness: Readiness, status: Status) -> Result<Self, DbError> {
+        let config = Arc::new(config.clone());
+        let store = Store::connect(&config.database.settings(), 1)?;
+        let client = Arc::new(OnceLock::new());
+        let lookout = Lookout::new(Arc::clone(&config), store.control.clone(), Arc::clone(&client), status.clone());
+        Ok(Self { access: Access::new(config.admin.token.as_ref()), config, readiness, status, client, store, lookout })
+    }
+
+    /// Where the engine's Kafka client is put when it is there: the broker is asked through it.
+    #[must_use]
+    pub fn client(&self) -> Arc<OnceLock<Client>> {
+        Arc::clone(&self.client)
+    }
+
     /// Opens the port. To be called inside a Tokio or actix runtime.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub fn open(self, listen: SocketAddr) -> Result<Port, AdminError> {
         let bound = HttpServer::new(move || {
+            let harmless = DefaultHeaders::new()
+                .add((header::CACHE_CONTROL, "no-store"))
+                .add((header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"))
+                .add((header::REFERRER_POLICY, "no-referrer"))
+                .add((header::X_CONTENT_TYPE_OPTIONS, "nosniff"));
             App::new()
+                .wrap(harmless)
                 .app_data(web::Data::new(self.clone()))
+                .app_data(web::PayloadConfig::new(MOST_BYTES))
+                .route("/", web::get().to(page::page))
+                .configure(api::routes)
                 .route("/live", web::get().to(live))
                 .route("/ready", web::get().to(ready))
                 .route("/metrics", web::get().to(metrics))
@@ -83,8 +121,8 @@ impl Admin {
         let held = |(reason, state, count): &(crate::handler::HeldReason, crate::store::held_events::HeldState, i64)| json!({ "reason": reason.as_str(), "state": state.as_str(), "count": count });
         json!({
             "version": env!("CARGO_PKG_VERSION"),
-            "topic": self.topic,
-            "group": self.group,
+            "topic": self.config.kafka.topic,
+            "group": self.config.kafka.group,
             "ready": red.is_empty(),
             "not_ready": red.into_iter().map(|(latch, reason)| (latch.to_owned(), Value::from(reason))).collect::<serde_json::Map<_, _>>(),
             "paused": snapshot.paused,
@@ -95,6 +133,9 @@ impl Admin {
         })
     }
 }
+
+/// The longest request that is read.
+const MOST_BYTES: usize = 16 << 10;
 
 /// Amounts are exact decimals, as text.
 fn duplicates_json((cause, duplicated): (DuplicateCause, &Duplicated)) -> (String, Value) {
@@ -123,7 +164,7 @@ fn partition_json(number: i32, partition: &PartitionStatus) -> Value {
 
 /// A restart would not help: the process answers, and nothing in it is stuck. Whether it can work is `/ready`'s business.
 async fn live(admin: web::Data<Admin>) -> HttpResponse {
-    let stuck = admin.status.snapshot().stuck(admin.stuck_after);
+    let stuck = admin.status.snapshot().stuck(admin.config.pipeline.stuck_after);
     if stuck.is_empty() {
         return HttpResponse::Ok().content_type(ContentType::plaintext()).body("live\n");
     }
@@ -152,20 +193,24 @@ async fn status(admin: web::Data<Admin>) -> HttpResponse {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::config::Secret;
     use crate::record::{Epoch, NextOffset};
 
+    const TOKEN: &str = "a-token-that-is-long-enough";
+
     fn admin() -> Admin {
-        Admin {
-            topic: "orders.confirmed".to_owned(),
-            group: "billing".to_owned(),
-            readiness: Readiness::new(),
-            status: Status::default(),
-            stuck_after: Duration::from_millis(50),
-        }
+        let mut config = Config::default();
+        config.kafka.group = "billing".to_owned();
+        config.database.url = Secret::new("postgres://nobody@127.0.0.1:1/nothing".to_owned());
+        config.pipeline.stuck_after = Duration::from_millis(50);
+        config.admin.token = Some(Secret::new(TOKEN.to_owned()));
+        Admin::new(&config, Readiness::new(), Status::default()).expect("nothing is connected yet")
     }
 
     fn opened(admin: &Admin) -> SocketAddr {
@@ -260,7 +305,7 @@ mod tests {
             let (code, body) = get(address, "/metrics").await;
             assert_eq!(code, 200);
             assert!(body.contains("# TYPE onceward_events_total counter"), "{body}");
-            assert_eq!(get(address, "/").await.0, 404);
+            assert_eq!(get(address, "/anything").await.0, 404);
         });
     }
 

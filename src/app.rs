@@ -98,13 +98,8 @@ async fn serve_until<H: Handler>(
     mut ends: mpsc::UnboundedReceiver<String>,
 ) -> anyhow::Result<()> {
     let (readiness, status) = (Readiness::new(), Status::default());
-    let admin = Admin {
-        topic: config.kafka.topic.clone(),
-        group: config.kafka.group.clone(),
-        readiness: readiness.clone(),
-        status: status.clone(),
-        stuck_after: config.pipeline.stuck_after,
-    };
+    let admin = Admin::new(&config, readiness.clone(), status.clone())?;
+    let place_of_client = admin.client();
     let port = admin.open(config.admin.listen)?;
     info!(address = %port.address, "admin port");
     actix::spawn(port.server);
@@ -119,6 +114,7 @@ async fn serve_until<H: Handler>(
 
     let Started { supervisor, engine, client } =
         start(&config, handler(&store), (store.clone(), claims), status.clone(), readiness.clone(), fatal)?;
+    let _ = place_of_client.set(client.clone()); // nobody has set it before
     if config.held.dead_letters {
         actix::spawn(relay(&config, store.clone()).run());
     }
@@ -316,7 +312,7 @@ fn relay(config: &Config, store: Store) -> Relay {
 }
 
 /// Who we are, for people who look at `consumed_partition`.
-fn owner() -> String {
+pub(crate) fn owner() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "unknown".to_owned());
     format!("{}:{}", host.trim(), std::process::id())
 }

@@ -5,11 +5,14 @@
 //!
 //! Invariant: nothing is started before the whole configuration has passed its checks.
 
+mod actions;
 mod audit;
 mod held;
 mod offsets;
 mod produce;
 mod retention;
+mod status;
+mod text;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -21,11 +24,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::actions::{Actions, Partition};
 use self::audit::Audit;
 use self::held::Held;
 use self::offsets::Offsets;
 use self::produce::Produce;
 use self::retention::Retention;
+use self::status::Status;
 use crate::certificate::{self, Finding};
 use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
 use crate::store;
@@ -50,12 +55,20 @@ enum Command {
     Run,
     /// Brings the database's schema up to date. Any number of processes may do so at once.
     Migrate,
+    /// Shows the whole group: every partition, what is held, what is remembered. Needs no running process, and changes nothing.
+    ///
+    /// Ends with exit code 1 when the database or the broker does not answer; what is known is shown all the same.
+    Status(Status),
     /// Asks for every condition under which the guarantee holds, and prints a line for each, with what to do. Changes nothing, charges nobody.
     ///
     /// Ends with exit code 1 when any does not hold, or could not be asked.
     Check(Check),
-    /// Shows where each partition stands, or passes over records for good.
+    /// Shows where each partition stands, holds a record, or passes over records for good.
     Offsets(Offsets),
+    /// Pauses a partition, or lets it go on.
+    Partition(Partition),
+    /// Lists what operators have decided: who, when, what, on which, why.
+    Actions(Actions),
     /// Shows what is remembered and what keeps it, or forgets what nobody needs any more.
     Retention(Retention),
     /// Puts events into the topic, keyed by order id, from a file or generated.
@@ -156,7 +169,10 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
         Command::Check(Check { show_config: true, .. }) => Ok(say(&load(&[])?.show())?),
         Command::Check(Check { format, .. }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?, *format),
-        Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments)?),
+        Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments, environment)?),
+        Command::Partition(arguments) => Ok(partition(&load(&[Need::Database])?, arguments, environment)?),
+        Command::Actions(arguments) => Ok(actions(&load(&[Need::Database])?, arguments)?),
+        Command::Status(arguments) => status(&load(&[Need::Kafka, Need::Database])?, arguments),
         Command::Retention(arguments) => Ok(retention(&load(&[Need::Kafka, Need::Database])?, arguments)?),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
@@ -200,11 +216,23 @@ fn check(config: &Config, format: CheckFormat) -> Result<(), Failure> {
     if findings.iter().all(Finding::is_fine) { Ok(()) } else { Err(Failure::Said) }
 }
 
+fn status(config: &Config, arguments: &Status) -> Result<(), Failure> {
+    if runtime()?.block_on(arguments.run(config, say))? { Ok(()) } else { Err(Failure::Said) }
+}
+
 fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
     say(&arguments.run(config)?)
 }
 
-fn offsets(config: &Config, arguments: &Offsets) -> anyhow::Result<()> {
+fn offsets(config: &Config, arguments: &Offsets, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
+    say(&runtime()?.block_on(arguments.run(config, environment))?)
+}
+
+fn partition(config: &Config, arguments: &Partition, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
+    say(&runtime()?.block_on(arguments.run(config, environment))?)
+}
+
+fn actions(config: &Config, arguments: &Actions) -> anyhow::Result<()> {
     say(&runtime()?.block_on(arguments.run(config))?)
 }
 
@@ -303,6 +331,10 @@ mod tests {
         assert_eq!(exit_code(&["run", "--loudly"], &[]), code(64));
         assert_eq!(exit_code(&[], &[]), code(64));
         assert_eq!(exit_code(&["produce"], &[]), code(64), "neither a file nor a count");
+        assert_eq!(exit_code(&["partition", "pause", "0"], &[]), code(64), "no reason");
+        assert_eq!(exit_code(&["partition", "pause", "-1", "--reason", "x"], &[]), code(64));
+        assert_eq!(exit_code(&["offsets", "hold", "0", "--reason", "x"], &[]), code(64), "no offset");
+        assert_eq!(exit_code(&["offsets", "hold", "0", "-5", "--reason", "x"], &[]), code(64));
         assert_eq!(exit_code(&["produce", "--count", "1", "--currencies", "EUR,XXQ"], &[]), code(64));
         assert_eq!(exit_code(&["run"], &[]), code(64), "nothing that is required is there");
         assert_eq!(exit_code(&["check", "--show-config"], &[("ONCEWARD_KAFKA_TOPIK", "x")]), code(64));

@@ -156,10 +156,13 @@ settings! {
         future_skew: Duration = Duration::from_secs(3_600),
     }
 
-    /// The port for probes, metrics and status.
+    /// The port for probes, metrics, the status page and what operators ask for.
     admin: AdminConfig {
         /// Where it listens.
         listen: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464),
+        /// Who sends it as a bearer token may see held records and ask for actions; without one nobody may. `admin.token_file` names a file
+        /// that holds it.
+        token: Option<Secret> = None,
     }
 
     /// What is written to standard error.

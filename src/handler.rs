@@ -88,11 +88,13 @@ pub enum HeldReason {
     Skipped,
     /// An earlier event of its key is held.
     Behind,
+    /// An operator wants it held.
+    Operator,
 }
 
 impl HeldReason {
     /// Every reason, in the order above.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Undecodable,
         Self::Invalid,
         Self::Rejected,
@@ -106,6 +108,7 @@ impl HeldReason {
         Self::Gap,
         Self::Skipped,
         Self::Behind,
+        Self::Operator,
     ];
 
     /// The word stored in the table and shown in metrics.
@@ -125,6 +128,7 @@ impl HeldReason {
             Self::Gap => "gap",
             Self::Skipped => "skipped",
             Self::Behind => "behind",
+            Self::Operator => "operator",
         }
     }
 
@@ -139,7 +143,7 @@ impl HeldReason {
     #[must_use]
     pub const fn holds_up(self) -> bool {
         match self {
-            Self::Retryable | Self::Unknown | Self::Refused | Self::ChargedNotRecorded | Self::Behind => true,
+            Self::Retryable | Self::Unknown | Self::Refused | Self::ChargedNotRecorded | Self::Behind | Self::Operator => true,
             Self::Undecodable
             | Self::Invalid
             | Self::Rejected

@@ -3,6 +3,8 @@
 //! Invariant: an event is either tried again at a known time or waits for a person; both bounds are finite. An unknown outcome is
 //! resolved, never discarded.
 
+pub mod shown;
+
 use std::time::Duration;
 
 use crate::handler::HeldReason;

@@ -10,6 +10,7 @@ pub mod handler;
 
 pub mod billing;
 
+pub mod actions;
 pub mod held;
 pub mod pipeline;
 pub mod retention;
@@ -28,6 +29,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod metrics;
+mod overview;
 mod span;
 pub mod status;
 

@@ -570,7 +570,7 @@ const PARTITION_GAUGES: &[(Definition, Reading)] = &[
     (
         partition_gauge(
             "onceward_partition_paused",
-            "1 while the partition waits: too many open held events, or the database is away.",
+            "1 while the partition waits: an operator has paused it, too many held events are open, or the database is away.",
         ),
         |p| Some(i64::from(p.paused.is_some())),
     ),

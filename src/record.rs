@@ -2,6 +2,7 @@
 //!
 //! Invariant: an [`Offset`] is a record's own place, a [`NextOffset`] is what is committed; they never share a variable.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -29,6 +30,9 @@ pub struct RecordDigest(pub i64);
 /// Offsets that an operator wants passed over: their records are settled without effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skips(Vec<(i64, i64)>);
+
+/// Offsets whose records an operator wants held, each with what its row is to say.
+pub type Holds = BTreeMap<Offset, String>;
 
 /// A digest of a record's key: events of one key keep their order. Two keys that share one would wait for each other, and no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

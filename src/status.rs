@@ -62,6 +62,8 @@ pub struct PartitionStatus {
     pub window_records: usize,
     /// What they hold, in bytes.
     pub window_bytes: usize,
+    /// When the first of them was made, by its own timestamp; milliseconds since 1970.
+    pub window_made_ms: Option<i64>,
     /// Records of the window's batch that is in its transaction.
     pub in_flight: usize,
     /// Where it stands on its way to a transaction.
@@ -171,6 +173,11 @@ impl Status {
         self.change(partition, epoch, |known| (known.window_records, known.window_bytes) = (records, bytes));
     }
 
+    /// When the first record of the window was made.
+    pub fn window_made(&self, partition: i32, epoch: Epoch, made_ms: Option<i64>) {
+        self.change(partition, epoch, |known| known.window_made_ms = made_ms);
+    }
+
     /// The frontier after a commit.
     pub fn frontier(&self, partition: i32, epoch: Epoch, next: NextOffset) {
         self.change(partition, epoch, |known| {
@@ -215,6 +222,7 @@ impl Status {
     pub fn taken_up_again(&self, partition: i32) {
         if let Some(known) = self.lock().partitions.get_mut(&partition) {
             known.paused = Some("it is being taken up again".to_owned());
+            known.stopped = None;
         }
     }
 
@@ -307,6 +315,7 @@ impl PartitionStatus {
             epoch,
             window_records: 0,
             window_bytes: 0,
+            window_made_ms: None,
             in_flight: 0,
             turn: Turn::Resting,
             frontier: None,

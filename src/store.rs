@@ -28,6 +28,8 @@ pub mod held_turns;
 pub mod horizon_claims;
 pub mod numeric;
 pub mod old_claims;
+pub mod operator_actions;
+pub mod overview;
 pub mod payments;
 pub mod processed_events;
 pub mod reconcile;

@@ -33,7 +33,8 @@ CREATE TABLE consumed_partition (
     remember_ms        bigint,      -- how long the group needs ids remembered; NULL: not known yet, or for ever
     remember_why       text,        -- what asks for that
     skips              int8multirange, -- offsets that an operator wants passed over
-    paused             text,        -- why nothing is consumed
+    paused             text,        -- why an operator wants nothing of it consumed; NULL: it goes on
+    paused_by          text,
     breaker            text,        -- why the provider is not called
     updated_at         timestamptz NOT NULL DEFAULT now(),
     UNIQUE (consumer_group, topic, partition)
@@ -123,6 +124,22 @@ CREATE INDEX held_event_wanted ON held_event (source_id) WHERE wanted IS NOT NUL
 CREATE INDEX held_event_discarded ON held_event (source_id, source_offset) WHERE state = 'discarded' AND NOT owns_claim;
 -- Dead letters that are not in their topic yet.
 CREATE INDEX held_event_unrelayed ON held_event (source_id, id) WHERE state = 'parked' AND relayed_at IS NULL;
+
+-- What operators have decided: who, when, what, on which, why. A hold counts as long as its row is there: no record at its offset is
+-- applied before an operator says so. Nothing here is ever changed.
+CREATE TABLE operator_action (
+    id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    decided_at    timestamptz NOT NULL DEFAULT now(),
+    actor         text        NOT NULL,
+    action        text        NOT NULL, -- pause, resume, hold, skip, or what is asked for in held_event.wanted
+    source_id     integer     NOT NULL,
+    source_offset bigint,     -- of the record; NULL: of the partition
+    to_offset     bigint,     -- of a skip: one past its last
+    held_id       bigint,     -- of a request: the row that is asked for
+    reason        text        NOT NULL
+);
+-- What must be held: read by every new owner.
+CREATE INDEX operator_action_hold ON operator_action (source_id) WHERE action = 'hold';
 
 -- Claims of replays below the floor: never dropped, few.
 CREATE TABLE horizon_claim (

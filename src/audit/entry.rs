@@ -168,12 +168,21 @@ impl Entry {
             (HeldReason::Undecodable | HeldReason::Invalid, _) => {
                 return Some(Self { kind: Kind::Note, ..Self::poison(partition, offset, HELD) });
             }
+            // It may be no event: whoever held it has not asked.
+            (HeldReason::Operator, _) if id.is_none() => {
+                return Some(Self { kind: Kind::Note, ..Self::poison(partition, offset, HELD) });
+            }
             (HeldReason::Gap | HeldReason::Skipped, _) => return None, // they stand for records that are gone: see `Unseen`
             (HeldReason::Conflict, _) => HELD_AS_CONFLICT,
             (_, HeldState::Applied) => HELD_APPLIED,
             (HeldReason::Retryable | HeldReason::Unknown | HeldReason::ChargedNotRecorded, _) => HELD | HELD_IN_DOUBT,
             (
-                HeldReason::Rejected | HeldReason::BeyondHorizon | HeldReason::Future | HeldReason::Refused | HeldReason::Behind,
+                HeldReason::Rejected
+                | HeldReason::BeyondHorizon
+                | HeldReason::Future
+                | HeldReason::Refused
+                | HeldReason::Behind
+                | HeldReason::Operator,
                 _,
             ) => HELD,
         };

@@ -5,19 +5,20 @@
 //!
 //! Invariant: nothing but a request is written, and each that is not written is told with the reason.
 
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 
 use anyhow::bail;
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Utc};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::actions::{self, Asked, By};
+use crate::cli::text::{actor, printable, table_of, time};
 use crate::config::Config;
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::record::Header;
+use crate::held::shown::{hex, json_of};
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::{DbError, Session, Store};
@@ -183,12 +184,6 @@ struct Desk<'a> {
     topic: &'a str,
 }
 
-/// What became of one event that was asked for.
-struct Answer {
-    row: HeldRow,
-    refused: Option<String>,
-}
-
 impl Desk<'_> {
     async fn list(&mut self, list: &List) -> anyhow::Result<String> {
         let states = Some(list.state.map_or_else(open_states, |state| vec![state]));
@@ -226,7 +221,7 @@ impl Desk<'_> {
         if because.why.trim().is_empty() {
             bail!("--because needs a reason");
         }
-        let actor = because.actor.clone().unwrap_or_else(|| user(environment));
+        let actor = actor(because.actor.as_deref(), environment);
         let (mut text, mut missing, mut all_taken) = (String::new(), filter.ids.clone().unwrap_or_default(), true);
         let mut after = 0;
         loop {
@@ -234,9 +229,9 @@ impl Desk<'_> {
             let Some(last) = rows.last() else { break };
             after = last.id;
             missing.retain(|id| !rows.iter().any(|row| row.id == *id));
-            for answer in self.ask_page(rows, request, because, &actor).await? {
-                all_taken &= answer.refused.is_none();
-                text.push_str(&answer.text(request, because));
+            for asked in self.ask_page(rows, request, because, &actor).await? {
+                all_taken &= asked.refused.is_none();
+                text.push_str(&answer(&asked, request, because));
             }
         }
         for id in &missing {
@@ -256,25 +251,12 @@ impl Desk<'_> {
         request: &Request,
         because: &Because,
         actor: &str,
-    ) -> Result<Vec<Answer>, DbError> {
-        let mut answers: Vec<Answer> = rows.into_iter().map(|row| Answer { refused: refusal(&row, request), row }).collect();
+    ) -> Result<Vec<Asked>, DbError> {
         if because.dry_run {
-            return Ok(answers);
+            return Ok(rows.into_iter().map(|row| Asked { refused: actions::refusal(&row, request), row }).collect());
         }
-        let seen: Vec<_> =
-            answers.iter().filter(|answer| answer.refused.is_none()).map(|answer| (answer.row.id, answer.row.state)).collect();
-        let taken = held_requests::request(self.session, &seen, &request.word(), actor, because.why.trim()).await?;
-        let missed: Vec<i64> = seen.iter().map(|(id, _)| *id).filter(|id| !taken.contains(id)).collect();
-        if missed.is_empty() {
-            return Ok(answers);
-        }
-        let now = self.find(&Filter { ids: Some(missed.clone()), ..Filter::default() }, 0, PAGE).await?;
-        let missed: HashSet<i64> = missed.into_iter().collect();
-        for answer in answers.iter_mut().filter(|answer| missed.contains(&answer.row.id)) {
-            let now = now.iter().find(|row| row.id == answer.row.id);
-            answer.refused = Some(now.map_or_else(|| "it is gone".to_owned(), |now| format!("meanwhile it is {}", state_of(now))));
-        }
-        Ok(answers)
+        let by = By { actor, reason: because.why.trim() };
+        actions::ask(self.session, (self.group, self.topic), rows, request, by).await
     }
 
     async fn find(&mut self, filter: &Filter, after: i64, limit: i64) -> Result<Vec<HeldRow>, DbError> {
@@ -282,39 +264,22 @@ impl Desk<'_> {
     }
 }
 
-impl Answer {
-    fn text(&self, request: &Request, because: &Because) -> String {
-        let (id, word) = (self.row.id, request.word());
-        if because.format == Format::Json {
-            let requested = self.refused.is_none() && !because.dry_run;
-            return format!("{}\n", json!({ "id": id, "request": word, "requested": requested, "why_not": self.refused }));
-        }
-        match &self.refused {
-            Some(why) => format!("{id}: not asked for: {why}\n"),
-            None if because.dry_run => format!("{id}: would ask for {word} ({}, {})\n", self.row.reason, self.row.state.as_str()),
-            None => format!("{id}: asked for {word}; the owner of partition {} carries it out\n", self.row.record.partition),
-        }
+fn answer(asked: &Asked, request: &Request, because: &Because) -> String {
+    let (row, word) = (&asked.row, request.word());
+    let id = row.id;
+    if because.format == Format::Json {
+        let requested = asked.refused.is_none() && !because.dry_run;
+        return format!("{}\n", json!({ "id": id, "request": word, "requested": requested, "why_not": asked.refused }));
     }
-}
-
-fn refusal(row: &HeldRow, request: &Request) -> Option<String> {
-    let waiting = row.wanted.as_ref().map(|wanted| format!("{wanted} is asked for already"));
-    waiting.or_else(|| request.permitted(row.state, row.reason).err().map(str::to_owned))
-}
-
-fn state_of(row: &HeldRow) -> String {
-    let wanted = row.wanted.as_ref().map(|wanted| format!(", and {wanted} is asked for")).unwrap_or_default();
-    format!("{}{wanted}", row.state.as_str())
+    match &asked.refused {
+        Some(why) => format!("{id}: not asked for: {why}\n"),
+        None if because.dry_run => format!("{id}: would ask for {word} ({}, {})\n", row.reason, row.state.as_str()),
+        None => format!("{id}: asked for {word}; the owner of partition {} carries it out\n", row.record.partition),
+    }
 }
 
 fn open_states() -> Vec<HeldState> {
     HeldState::ALL.into_iter().filter(|state| state.is_open()).collect()
-}
-
-fn user(environment: &[(OsString, OsString)]) -> String {
-    let of =
-        |name: &str| environment.iter().find(|(found, _)| found == name).map(|(_, value)| value.to_string_lossy().into_owned());
-    of("USER").or_else(|| of("LOGNAME")).filter(|user| !user.is_empty()).unwrap_or_else(|| "unknown".to_owned())
 }
 
 fn state(word: &str) -> Result<HeldState, String> {
@@ -347,16 +312,7 @@ fn table(rows: &[HeldRow]) -> String {
             row.event_id.map(|id| id.to_string()).unwrap_or_default(),
         ]
     };
-    let lines: Vec<[String; 11]> = std::iter::once(head.map(str::to_owned)).chain(rows.iter().map(line)).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 11] = std::array::from_fn(width);
-    let mut text = String::new();
-    for line in &lines {
-        let cells = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+    table_of(head, rows.iter().map(line))
 }
 
 fn whole(row: &HeldRow) -> String {
@@ -364,41 +320,9 @@ fn whole(row: &HeldRow) -> String {
     let fields = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     fields.fold(String::new(), |mut text, (name, value)| {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        // Control characters of a record must not reach a terminal.
-        let value: String = value.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect();
-        let _ = writeln!(text, "{name:<16} {value}");
+        let _ = writeln!(text, "{name:<16} {}", printable(&value));
         text
     })
-}
-
-fn json_of(row: &HeldRow) -> Value {
-    let headers = |header: &Header| json!([bytes(&header.0), header.1.as_deref().map(bytes)]);
-    json!({
-        "id": row.id,
-        "partition": row.record.partition,
-        "offset": row.record.offset.0,
-        "timestamp_ms": row.record.timestamp_ms,
-        "event_id": row.event_id.map(|id| id.to_string()),
-        "reason": row.reason.as_str(),
-        "state": row.state.as_str(),
-        "error": row.error,
-        "attempts": row.attempts,
-        "held_at": time(row.held_at),
-        "next_attempt_at": row.next_attempt_at.map(time),
-        "relayed_at": row.relayed_at.map(time),
-        "owns_claim": row.owns_claim,
-        "wanted": row.wanted,
-        "actor": row.actor,
-        "note": row.note,
-        "key": row.record.key.as_deref().map(bytes),
-        "headers": row.record.headers.iter().map(headers).collect::<Vec<_>>(),
-        "payload": row.record.payload.as_deref().map(bytes),
-    })
-}
-
-/// A text as it is; other bytes as an object with their digits.
-fn bytes(bytes: &[u8]) -> Value {
-    std::str::from_utf8(bytes).map_or_else(|_| json!({ "hex": hex(bytes) }), Value::from)
 }
 
 /// A key in a table: short, and harmless to a terminal.
@@ -407,15 +331,4 @@ fn shown(key: &[u8]) -> String {
     let text = std::str::from_utf8(key).ok().filter(|text| !text.chars().any(char::is_control));
     let text = text.map_or_else(|| format!("0x{}", hex(key)), str::to_owned);
     if text.chars().count() <= MOST { text } else { text.chars().take(MOST - 1).chain(['…']).collect() }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
-}
-
-fn time(time: DateTime<Utc>) -> String {
-    time.to_rfc3339_opts(SecondsFormat::Millis, true)
 }

@@ -1,29 +1,29 @@
-//! `onceward offsets`: where each partition stands, and what is to be passed over.
+//! `onceward offsets`: where each partition stands, what is to be passed over, and what is to be held.
 //!
-//! In: a group and a topic, by the configuration. Out: a table, or a range of offsets that no owner will apply. It changes one row, with
-//! a record of who wanted it and why. If it dies here, the row has changed or not.
+//! In: a group and a topic, by the configuration. Out: a table, or offsets that no owner will apply. It changes one row, with a record of
+//! who wanted it and why. If it dies here, the row has changed or not.
 //!
 //! Invariant: nothing is passed over that is not in the log yet.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::{Offset, TopicPartitionList};
+use rdkafka::{Offset as Place, TopicPartitionList};
 use serde_json::json;
 
+use crate::cli::actions::Why;
 use crate::config::{Config, KafkaConfig};
-use crate::record::{NextOffset, Skips};
-use crate::store::skips::{self, Position, Wanted};
-use crate::store::{ErrorClass, Store};
+use crate::record::{NextOffset, Offset};
+use crate::store::Store;
+use crate::store::skips::{self, Position};
 
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often the owner's open batch is waited for, a second each.
-const TRIES: u32 = 30;
 
 /// The words.
 #[derive(Debug, Args)]
@@ -42,6 +42,20 @@ enum Command {
     },
     /// Passes over records: they are settled without effect, now and whenever they are read again. It is written down.
     Skip(Skip),
+    /// Holds one record and moves on: it is kept whole in `held_event`, to be replayed or discarded. Later events of its key wait.
+    Hold(Hold),
+}
+
+#[derive(Debug, Args)]
+struct Hold {
+    /// The partition.
+    #[arg(value_parser = clap::value_parser!(i32).range(0..))]
+    partition: i32,
+    /// The record's offset; it must not be settled.
+    #[arg(value_parser = clap::value_parser!(i64).range(0..))]
+    offset: i64,
+    #[command(flatten)]
+    why: Why,
 }
 
 #[derive(Debug, Args)]
@@ -55,12 +69,8 @@ struct Skip {
     /// One past the last offset; it must not lie beyond the log's end.
     #[arg(long, value_parser = clap::value_parser!(i64).range(1..))]
     to: i64,
-    /// Why: whoever looks later will want to know.
-    #[arg(long)]
-    reason: String,
-    /// Who wants it; without it, the user of this shell.
-    #[arg(long)]
-    actor: Option<String>,
+    #[command(flatten)]
+    why: Why,
     /// Says what would be passed over, and changes nothing.
     #[arg(long)]
     dry_run: bool,
@@ -82,10 +92,16 @@ struct Log {
 
 impl Offsets {
     /// Runs the command. The text goes to standard output.
-    pub async fn run(&self, config: &Config) -> anyhow::Result<String> {
+    pub async fn run(&self, config: &Config, environment: &[(OsString, OsString)]) -> anyhow::Result<String> {
         match &self.command {
             Command::Show { format } => show(config, *format).await,
-            Command::Skip(words) => words.run(config).await,
+            Command::Skip(words) => words.run(config, environment).await,
+            Command::Hold(Hold { partition, offset, why }) => {
+                why.decide(config, environment, async |desk, by| desk.hold(*partition, Offset(*offset), by).await).await?;
+                Ok(format!(
+                    "partition {partition}: the record at {offset} is held instead of applied; `onceward held list --reason operator` shows it\n"
+                ))
+            }
         }
     }
 }
@@ -142,7 +158,7 @@ fn as_json(partition: i32, log: Log, position: Option<&Position>) -> serde_json:
 }
 
 impl Skip {
-    async fn run(&self, config: &Config) -> anyhow::Result<String> {
+    async fn run(&self, config: &Config, environment: &[(OsString, OsString)]) -> anyhow::Result<String> {
         let partition = self.partition;
         let log =
             logs(&config.kafka).await?.remove(&partition).with_context(|| format!("the topic has no partition {partition}"))?;
@@ -163,25 +179,8 @@ impl Skip {
         if self.dry_run {
             return Ok(format!("partition {partition}: {} offsets, [{from}, {to}), would be passed over\n", to.0 - from.0));
         }
-        let skips = self.write(config, from, to).await?;
+        let skips = self.why.decide(config, environment, async |desk, by| desk.skip(partition, (from, to), by).await).await?;
         Ok(format!("partition {partition}: [{from}, {to}) is passed over from now on. Passed over in all: {skips}\n"))
-    }
-
-    async fn write(&self, config: &Config, from: NextOffset, to: NextOffset) -> anyhow::Result<Skips> {
-        let store = Store::connect(&config.database.settings(), 1)?;
-        let user = || std::env::var("USER").unwrap_or_else(|_| "unknown".to_owned());
-        let actor = self.actor.clone().unwrap_or_else(user);
-        let wanted = Wanted { partition: self.partition, from, to, actor: &actor, reason: &self.reason };
-        for _ in 0..TRIES {
-            let mut session = store.control.get().await?;
-            match skips::skip(&mut session, &config.kafka.group, &config.kafka.topic, &wanted).await {
-                Ok(skips) => return skips.context("the partition's row is gone"),
-                // The owner's batch holds the row; it ends.
-                Err(error) if error.class() == ErrorClass::Retry => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        bail!("the owner's batch has held the partition for {TRIES} s: try again, or look at it first")
     }
 }
 
@@ -209,7 +208,7 @@ fn read_logs(kafka: &KafkaConfig) -> anyhow::Result<BTreeMap<i32, Log>> {
     let mut logs = BTreeMap::new();
     for element in committed.elements() {
         let (first, end) = client.fetch_watermarks(&kafka.topic, element.partition(), PATIENCE)?;
-        let committed = if let Offset::Offset(committed) = element.offset() { Some(committed) } else { None };
+        let committed = if let Place::Offset(committed) = element.offset() { Some(committed) } else { None };
         logs.insert(element.partition(), Log { first, end, committed });
     }
     Ok(logs)

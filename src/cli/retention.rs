@@ -9,7 +9,6 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::json;
 
 use crate::config::Config;
 use crate::event::id::day_text;
@@ -59,7 +58,7 @@ impl Retention {
                 let outlook = look(config, &own).await?;
                 Ok(match format {
                     Format::Table => table(&outlook),
-                    Format::Json => format!("{}\n", as_json(&outlook)),
+                    Format::Json => format!("{}\n", outlook.json()),
                 })
             }
             Command::Run { dry_run: true } => Ok(would_go(&look(config, &own).await?)),
@@ -128,33 +127,6 @@ fn remedies(held_back: &[Limit]) -> String {
         }
     }
     text
-}
-
-fn as_json(outlook: &Outlook) -> serde_json::Value {
-    let limit = |limit: &Limit| json!({ "why": limit.to_string(), "keeps_from": limit.keeps_from_ms.map(moment), "remedy": limit.remedy() });
-    let state = |state| match state {
-        DayState::Attached => "attached",
-        DayState::Detaching => "detaching",
-        DayState::Detached => "detached",
-    };
-    let day = |day: &DayTable| {
-        json!({
-            "day": day.day.to_string(),
-            "state": state(day.state),
-            "claims_estimated": day.rows,
-            "bytes": day.bytes,
-            "goes": outlook.goes(day),
-            "kept_by": outlook.plan.keepers(day.end).map(limit).collect::<Vec<_>>(),
-        })
-    };
-    json!({
-        "now": moment(outlook.now_ms),
-        "floor": outlook.floor.map(day_text),
-        "floor_after_the_next_run": outlook.floor_to_be().map(day_text),
-        "plain_table": outlook.plain.map(|plain| json!({ "claims_estimated": plain.rows, "bytes": plain.bytes })),
-        "days": outlook.days.iter().map(day).collect::<Vec<_>>(),
-        "held_back_by": outlook.held_back().iter().map(limit).collect::<Vec<_>>(),
-    })
 }
 
 fn would_go(outlook: &Outlook) -> String {

@@ -13,7 +13,7 @@ use tokio_postgres::config::SslMode;
 use tracing_subscriber::EnvFilter;
 
 use super::load::Fault;
-use super::{Assignor, Config, ProviderKind};
+use super::{Assignor, Config, ProviderKind, Secret};
 
 /// What a command requires to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub enum Need {
     /// `provider.url`, but for kind `none`.
     Provider,
 }
+
+/// A shorter token could be guessed.
+const SHORTEST_TOKEN: usize = 16;
 
 /// How long a batch may need, beyond its lock and its longest call, to settle and commit.
 pub const SETTLE: Duration = Duration::from_secs(2);
@@ -84,6 +87,11 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
     }
     if EnvFilter::try_new(&config.log.level).is_err() {
         push(faults, "log.level", "must be error, warn, info, debug, trace, or directives such as info,onceward=debug".to_owned());
+    }
+    let token = config.admin.token.as_ref().map(Secret::expose);
+    if token.is_some_and(|token| token.len() < SHORTEST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+        let such = "such as `openssl rand -hex 32` prints";
+        push(faults, "admin.token", format!("must be {SHORTEST_TOKEN} or more printable ASCII characters without blanks, {such}"));
     }
     if let Some(problem) = database_url(config.database.url.expose()) {
         push(faults, "database.url", problem.to_owned());

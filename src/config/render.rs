@@ -90,6 +90,7 @@ const BLANK: &[(&str, &str)] = &[
     ("provider.url", "\"http://payments:8080\""),
     ("provider.token", "\"…\""),
     ("retention.replay_horizon_ms", "2_592_000_000"),
+    ("admin.token", "\"what-openssl-rand-hex-32-prints\""),
 ];
 
 /// A duration as people say it.
@@ -112,8 +113,8 @@ A TOML file (`--config FILE` or `ONCEWARD_CONFIG`), and the environment over it:
 Unknown keys are refused, in both. All faults are reported together, with exit code 64; `onceward check --show-config` prints the
 effective values, secrets redacted. This page is made from `src/config.rs`; a test holds it true.
 
-- **Secrets** (`database.url`, `provider.token`) may stand in a file of their own: `database.url_file`, `provider.token_file`
-  (`ONCEWARD_DATABASE_URL_FILE`, `ONCEWARD_PROVIDER_TOKEN_FILE`). A relative name is relative to the working directory.
+- **Secrets** (`database.url`, `provider.token`, `admin.token`) may stand in a file of their own: `database.url_file`,
+  `provider.token_file`, `admin.token_file` (`ONCEWARD_DATABASE_URL_FILE`, `ONCEWARD_PROVIDER_TOKEN_FILE`, `ONCEWARD_ADMIN_TOKEN_FILE`). A relative name is relative to the working directory.
 - **Time limits** end in `_ms`. They must keep an order, checked at start: call < effect deadline < idle in transaction;
   lock + call + 2 s < drain; statement + idle in transaction < session < poll interval; effect deadline + statement < transaction budget;
   `retry.max_age_ms` + margin < the life of the provider's keys.

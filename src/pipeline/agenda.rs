@@ -24,6 +24,8 @@ pub struct Agenda {
     /// Requests were carried out: what they queued can run, also in a partition that is stopped.
     serve: bool,
     stopped: bool,
+    /// An operator wants nothing to begin.
+    paused: bool,
 }
 
 /// The next batch.
@@ -57,6 +59,7 @@ impl Agenda {
             requested: false,
             serve: false,
             stopped: false,
+            paused: false,
         }
     }
 
@@ -78,6 +81,9 @@ impl Agenda {
         // Nobody is called for it, so it waits for nobody.
         if self.requested {
             return Next::Requests;
+        }
+        if self.paused {
+            return Next::Nothing; // what requests have queued runs when it goes on
         }
         if self.stopped {
             return if self.serve { Next::Held { requested_only: true } } else { Next::Nothing };
@@ -124,6 +130,11 @@ impl Agenda {
     /// Operators ask for something.
     pub const fn request(&mut self) {
         self.requested = true;
+    }
+
+    /// Requests are carried out, and nothing runs, not even what they queue.
+    pub const fn pause(&mut self) {
+        self.paused = true;
     }
 
     /// From now on only what operators ask for is done.
@@ -222,6 +233,19 @@ mod tests {
         agenda.begun(Next::Requests);
         agenda.settled(None, now);
         assert_eq!(agenda.next(false, now), Next::Wait(seconds(300)), "what it has queued waits like all others");
+    }
+
+    #[test]
+    fn a_paused_partition_carries_requests_out_and_runs_nothing() {
+        let now = Instant::now();
+        let mut agenda = knowing(OpenHeld { has_turn: true, ..due_in(0) }, 9, now);
+        agenda.pause();
+        assert_eq!(agenda.next(false, now), Next::Nothing);
+        agenda.request();
+        assert_eq!(agenda.next(false, now), Next::Requests);
+        agenda.begun(Next::Requests);
+        agenda.settled(None, now);
+        assert_eq!(agenda.next(false, now), Next::Nothing, "what is queued waits until it goes on");
     }
 
     #[test]

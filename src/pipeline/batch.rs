@@ -15,7 +15,7 @@ use crate::event::id::{unix_ms, unix_ms_of};
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection, Trace};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
-use crate::record::{KeyDigest, Offset, Record, RecordDigest, Skips, SourceId};
+use crate::record::{Holds, KeyDigest, Offset, Record, RecordDigest, Skips, SourceId};
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::processed_events::{ClaimRow, Seen};
@@ -69,6 +69,8 @@ pub struct Hold {
 #[derive(Debug)]
 pub struct Batch<'a, E> {
     items: Vec<Item<'a, E>>,
+    /// One of them is held before anybody is asked, and holds up those of its key.
+    holds_up: bool,
 }
 
 #[derive(Debug)]
@@ -150,7 +152,22 @@ impl<'a, E: Event> Batch<'a, E> {
             };
             items.push(item);
         }
-        Self { items }
+        Self { items, holds_up: false }
+    }
+
+    /// What an operator wants held is held, whatever it is, and claims nothing: a replay claims it. What is passed over or discarded stays so.
+    pub fn hold(&mut self, holds: &Holds) {
+        if holds.is_empty() {
+            return;
+        }
+        for item in self.items.iter_mut().filter(|item| !matches!(item.fate, Fate::Skipped | Fate::Duplicate { .. })) {
+            if let Some(words) = holds.get(&item.record.offset) {
+                item.fate = Fate::Held(Hold::unclaimed(HeldReason::Operator, words.clone()));
+                // The id of what is no event says nothing.
+                item.event_id = item.event_id.filter(|_| item.event.is_some());
+                self.holds_up = true;
+            }
+        }
     }
 
     /// The ids to be claimed.
@@ -225,14 +242,21 @@ impl<'a, E: Event> Batch<'a, E> {
         unexplained
     }
 
-    /// Open events whose key has an open sequence wait behind it, with their claim: they come after what is held already.
+    /// Open events whose key has an open sequence wait behind it, with their claim: they come after what is held already, or before them in
+    /// this batch.
     pub fn wait_behind(&mut self, sequences: &HashSet<KeyDigest>) {
-        if sequences.is_empty() {
+        if sequences.is_empty() && !self.holds_up {
             return;
         }
-        for item in self.items.iter_mut().filter(|item| item.fate == Fate::Open) {
-            if item.record.key_digest().is_some_and(|key| sequences.contains(&key)) {
-                item.fate = Fate::Held(Hold::waiting());
+        let mut held_here = HashSet::new();
+        for item in &mut self.items {
+            if matches!(&item.fate, Fate::Held(hold) if hold.reason.holds_up()) {
+                held_here.extend(item.record.key_digest());
+            } else if item.fate == Fate::Open {
+                let waits = |key| sequences.contains(&key) || held_here.contains(&key);
+                if item.record.key_digest().is_some_and(waits) {
+                    item.fate = Fate::Held(Hold::waiting());
+                }
             }
         }
     }
@@ -557,6 +581,26 @@ mod tests {
         batch.conclude(vec![Outcome::Applied], &RETRY);
         assert_eq!(batch.given_back(), []);
         assert_eq!(batch.counts(), Counts { applied: 1, held: 1, skipped: 2, ..Counts::default() });
+    }
+
+    #[test]
+    fn what_an_operator_wants_held_claims_nothing_and_later_events_of_its_key_wait_and_earlier_ones_do_not() {
+        let (a, b) = (b'a', b'b');
+        let window = window(&[&[1, 1, a], &[2, 1, a], &[3, 1, a], &[4, 1, b], &[], &[2, 1, b], &[5, 1, a]]);
+        let mut batch = passing_over(&window, Skips::new(vec![(6, 7)]));
+        let words = || "held by ann: odd".to_owned();
+        batch.hold(&[1, 4, 6].map(|offset| (Offset(offset), words())).into());
+        assert_eq!(batch.claims().iter().map(|row| row.offset.0).collect::<Vec<_>>(), [0, 2, 3]);
+        batch.wait_behind(&HashSet::new());
+        let begun: Vec<Uuid> = batch.take_claimed(&Doubt::default()).iter().map(|claimed| claimed.event().id()).collect();
+        assert_eq!(begun, [id(1), id(4)]);
+        batch.conclude(vec![Outcome::Applied, Outcome::Applied], &RETRY);
+        let rows: Vec<_> = batch.held().iter().map(|row| (row.record.offset.0, row.reason, row.state, row.owns_claim)).collect();
+        let parked = |offset| (offset, HeldReason::Operator, HeldState::Parked, false);
+        let expected = [parked(1), (2, HeldReason::Behind, HeldState::Waiting, true), parked(4), parked(5)];
+        assert_eq!(rows, expected, "also the same event once more, and what is no event");
+        assert_eq!(batch.held()[0].error, "held by ann: odd");
+        assert_eq!((batch.given_back(), batch.counts().skipped), (vec![], 1));
     }
 
     #[test]

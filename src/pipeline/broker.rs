@@ -48,10 +48,19 @@ pub(crate) async fn ask<T: Send + 'static>(
 
 /// One past the newest record of every partition of the topic.
 pub(crate) fn log_ends(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<BTreeMap<i32, NextOffset>, String> {
+    let partitions = partitions(consumer, topic)?;
+    offsets_at(consumer, topic, &partitions, Place::End).map(|ends| ends.into_iter().map(|(p, end)| (p, NextOffset(end))).collect())
+}
+
+/// What the broker says of every partition of the topic.
+pub(crate) fn all_logs(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<BTreeMap<i32, Log>, String> {
+    read_logs(consumer, topic, &partitions(consumer, topic)?)
+}
+
+fn partitions(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<Vec<i32>, String> {
     let metadata = consumer.fetch_metadata(Some(topic), BROKER).map_err(|error| error.to_string())?;
     let known = metadata.topics().iter().find(|known| known.name() == topic).ok_or("the topic does not exist")?;
-    let partitions: Vec<i32> = known.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect();
-    offsets_at(consumer, topic, &partitions, Place::End).map(|ends| ends.into_iter().map(|(p, end)| (p, NextOffset(end))).collect())
+    Ok(known.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
 }
 
 /// What the broker says of these partitions. A failed offset fetch is an error, never "no offset".

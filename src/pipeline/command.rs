@@ -33,6 +33,11 @@ pub enum Command {
         /// Who takes the records.
         route: Option<Route>,
     },
+    /// Read nothing of this partition before it is positioned anew: an operator has paused it.
+    Pause {
+        /// The partition.
+        partition: i32,
+    },
     /// Hand on nothing more of this partition: its window is gone.
     Cut {
         /// The partition.

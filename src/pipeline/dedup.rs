@@ -30,7 +30,7 @@ use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::refusal::{Refusal, Try, row_error};
 use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
-use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
+use crate::record::{Epoch, Holds, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
 use crate::status::{Duplicates, Status};
 use crate::store::consumed_partitions::Doubt;
@@ -117,6 +117,8 @@ pub struct RunBatch<A> {
     pub written: Written,
     /// Records that are settled without effect.
     pub skips: Arc<Skips>,
+    /// Records that an operator wants held.
+    pub holds: Arc<Holds>,
     /// Which new events may have been charged before the database went back in time.
     pub doubt: Doubt,
     /// Somebody has set the group back: what lies below this is read again because of that.
@@ -385,6 +387,7 @@ async fn run_window<H: Business>(
     let started = Instant::now();
     let discarded = discarded(session, run, window).await.map_err(TransactionError::Begin)?;
     let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew, &discarded);
+    batch.hold(&run.holds);
     metrics::stage(metrics::Stage::Decode, started.elapsed());
     CrashPoint::Decoded.passed();
     engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;

@@ -55,6 +55,8 @@ pub struct Owned<H: Business> {
     run: u64,
     /// Where it stands.
     pub life: Life<H>,
+    /// An operator has paused it.
+    pub is_paused: bool,
     /// Outlive the actors, so that nobody is called twice for want of a memory.
     pub answers: Answers<H::Answer>,
     wrote: Wrote,
@@ -99,7 +101,7 @@ pub enum Life<H: Business> {
     /// It waits for a person. If it was running, its actor may live on, for what operators ask for.
     Stopped {
         /// Who serves them.
-        serving: Option<(Addr<PartitionActor<H>>, SourceId)>,
+        serving: Option<Addr<PartitionActor<H>>>,
     },
 }
 
@@ -112,14 +114,16 @@ impl<H: Business> Lives<H> {
         let owned = self.partitions.entry(partition).or_insert_with(|| Owned {
             run,
             life: Life::Starting,
+            is_paused: false,
             answers: Answers::default(),
             wrote: Wrote::default(),
-            stop: stop.clone(),
+            stop: StopFlag::default(),
             deaths: (NextOffset(0), 0),
         });
         owned.run = run;
         owned.life = Life::Starting;
-        owned.stop = stop.clone();
+        // Whoever still serves the start before begins nothing more.
+        std::mem::replace(&mut owned.stop, stop.clone()).raise();
         let bumping = Arc::clone(self.bumping.entry(partition).or_default());
         Takeover { partition, run, after, wrote: owned.wrote.clone(), cancelled: stop, bumping }
     }
@@ -133,7 +137,7 @@ impl<H: Business> Lives<H> {
     pub fn stopped(&mut self, partition: i32) {
         if let Some(owned) = self.partitions.get_mut(&partition) {
             let serving = match std::mem::replace(&mut owned.life, Life::Starting) {
-                Life::Running { actor, source, .. } => Some((actor, source)),
+                Life::Running { actor, .. } => Some(actor),
                 Life::Starting | Life::Stopped { .. } => None,
             };
             owned.life = Life::Stopped { serving };
@@ -151,9 +155,16 @@ impl<H: Business> Lives<H> {
         self.partitions.keys().copied().collect()
     }
 
-    /// Each of them.
-    pub fn all(&self) -> impl Iterator<Item = &Owned<H>> {
-        self.partitions.values()
+    /// Those that operators have paused.
+    pub fn all_paused(&self) -> impl Iterator<Item = i32> {
+        self.partitions.iter().filter(|(_, owned)| owned.is_paused).map(|(partition, _)| *partition)
+    }
+
+    /// Those whose takeover is over, each with its start.
+    #[must_use]
+    pub fn all_taken(&self) -> BTreeMap<i32, u64> {
+        let taken = self.partitions.iter().filter(|(_, owned)| !matches!(owned.life, Life::Starting));
+        taken.map(|(partition, owned)| (*partition, owned.run)).collect()
     }
 
     /// Those that wait for a person.
@@ -175,12 +186,12 @@ impl<H: Business> Lives<H> {
 }
 
 impl<H: Business> Life<H> {
-    /// The actor, and the row of its partition.
+    /// The actor.
     #[must_use]
-    pub fn actor(&self) -> Option<(&Addr<PartitionActor<H>>, SourceId)> {
+    pub const fn actor(&self) -> Option<&Addr<PartitionActor<H>>> {
         match self {
-            Self::Running { actor, source, .. } => Some((actor, *source)),
-            Self::Stopped { serving } => serving.as_ref().map(|(actor, source)| (actor, *source)),
+            Self::Running { actor, .. } => Some(actor),
+            Self::Stopped { serving } => serving.as_ref(),
             Self::Starting => None,
         }
     }

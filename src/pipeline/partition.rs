@@ -24,7 +24,7 @@ use crate::pipeline::refusal::Refusal;
 use crate::pipeline::takeover::{Positioned, after_bump};
 use crate::pipeline::window::{Refused, Window};
 use crate::pipeline::workers::Workers;
-use crate::record::{Epoch, NextOffset, Skips, SourceId};
+use crate::record::{Epoch, Holds, NextOffset, Skips, SourceId};
 use crate::status::Turn;
 use crate::store::DbError;
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
@@ -59,6 +59,7 @@ pub struct PartitionActor<H: Business> {
     epoch: Epoch,
     written: Written,
     skips: Arc<Skips>,
+    holds: Arc<Holds>,
     doubt: Doubt,
     replayed_below: Option<NextOffset>,
     wrote: Wrote,
@@ -72,6 +73,8 @@ pub struct PartitionActor<H: Business> {
     agenda: Agenda,
     /// What was open when it was taken over, until the actor takes it in.
     opening: OpenHeld,
+    /// An operator wants nothing of it consumed. Whoever changes that takes the epoch, and another actor comes.
+    paused_by: Option<String>,
     /// The downstream is not to be called.
     paused: Option<String>,
     /// The downstream could not be called for what was given back.
@@ -128,6 +131,10 @@ impl<H: Business> PartitionActor<H> {
         stop: StopFlag,
         supervisor: mpsc::UnboundedSender<Reported>,
     ) -> Self {
+        let mut agenda = Agenda::new(workers.engine().held_max_open);
+        if at.paused.is_some() {
+            agenda.pause();
+        }
         Self {
             run,
             partition: at.partition,
@@ -135,6 +142,7 @@ impl<H: Business> PartitionActor<H> {
             epoch: at.epoch,
             written: at.written,
             skips: Arc::new(at.skips.clone()),
+            holds: Arc::new(at.holds.clone()),
             doubt: at.doubt,
             replayed_below: at.replayed_below,
             wrote: at.wrote.clone(),
@@ -144,9 +152,10 @@ impl<H: Business> PartitionActor<H> {
             stop,
             batch_max: PROBE_BATCH.min(workers.engine().batch_max),
             begun: Instant::now(),
-            agenda: Agenda::new(workers.engine().held_max_open),
+            agenda,
             workers,
             opening: at.held.clone(),
+            paused_by: at.paused.as_ref().map(|paused| format!("paused {paused}")),
             paused: None,
             deferred: None,
             state: State::Idle,
@@ -235,6 +244,7 @@ impl<H: Business> PartitionActor<H> {
             epoch: self.epoch,
             written: self.written,
             skips: Arc::clone(&self.skips),
+            holds: Arc::clone(&self.holds),
             doubt: self.doubt,
             replayed_below: self.replayed_below,
             work,
@@ -316,7 +326,12 @@ impl<H: Business> PartitionActor<H> {
 
     /// Why nothing moves, for people and for the liveness probe.
     fn show_pause(&self) {
-        let reason = self.paused.clone().or_else(|| self.agenda.too_many()).or_else(|| self.deferred.clone());
+        let reason = self
+            .paused_by
+            .clone()
+            .or_else(|| self.paused.clone())
+            .or_else(|| self.agenda.too_many())
+            .or_else(|| self.deferred.clone());
         self.workers.engine().status.partition_paused(self.partition, self.epoch, reason);
     }
 
@@ -382,6 +397,7 @@ impl<H: Business> PartitionActor<H> {
             self.epoch = ownership.epoch;
             self.written = Written::known(ownership.next_offset);
             self.skips = Arc::new(ownership.skips);
+            self.holds = Arc::new(ownership.holds);
             self.doubt = ownership.doubt;
             self.know(held, Instant::now());
         }
@@ -410,7 +426,9 @@ impl<H: Business> PartitionActor<H> {
     }
 
     fn show_window(&self) {
-        self.workers.engine().status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
+        let status = &self.workers.engine().status;
+        status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
+        status.window_made(self.partition, self.epoch, self.window.first_made());
     }
 
     fn show_in_flight(&self, batch: Option<&RunBatch<H::Answer>>) {

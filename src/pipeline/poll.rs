@@ -24,7 +24,7 @@ use crate::pipeline::client::{self, Client, Remedy, Replacements};
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::handover::HandOver;
 use crate::pipeline::native::{cached_log_end, own};
-use crate::pipeline::pressure::{Orders, Pressure};
+use crate::pipeline::pressure::{Orders, Pressure, Seen};
 use crate::pipeline::rebalance::{self, Rebalance, Rebalances};
 use crate::pipeline::window::Buffer;
 use crate::record::NextOffset;
@@ -60,6 +60,8 @@ pub struct PollThread {
     on_the_way: HandOver,
     probes: Vec<(i32, oneshot::Sender<bool>)>,
     pressure: Pressure,
+    /// Partitions that an operator has paused; back-pressure leaves them alone.
+    paused: BTreeSet<i32>,
     buffer_limit: usize,
     watermarks_read: Instant,
 }
@@ -93,6 +95,7 @@ impl PollThread {
             topic,
             buffer_limit: buffer.limit(),
             pressure: Pressure::new(buffer.limit()),
+            paused: BTreeSet::new(),
             on_the_way: HandOver::new(buffer),
             status,
             commands,
@@ -141,6 +144,7 @@ impl PollThread {
             Command::Assign { generation, routes } => self.assign(generation, routes),
             Command::Unassign { generation } => self.unassign(generation),
             Command::Reposition { partition, base, route } => self.reposition(partition, base, route),
+            Command::Pause { partition } => self.pause_for_an_operator(partition),
             Command::Cut { partition } => self.on_the_way.cut(partition),
             Command::Probe { partition, answer } => self.probes.push((partition, answer)),
             Command::Wake => {}
@@ -150,7 +154,7 @@ impl PollThread {
 
     /// Whether to poll now; see [`Pressure`]. Not polling is waiting for a command.
     fn may_poll(&mut self) -> bool {
-        let Orders { poll, pause, resume } = self.pressure.decide(&self.on_the_way.seen(), Instant::now());
+        let Orders { poll, pause, resume } = self.pressure.decide(&self.seen(), Instant::now());
         if !pause.is_empty() {
             info!(?pause, "these partitions do not move: they are paused, and polling goes on");
             self.pause(&pause);
@@ -165,6 +169,19 @@ impl PollThread {
             }
         }
         poll
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        let mut seen = self.on_the_way.seen();
+        seen.retain(|seen| !self.paused.contains(&seen.partition));
+        seen
+    }
+
+    fn pause_for_an_operator(&mut self, partition: i32) {
+        if self.on_the_way.has(partition) && self.paused.insert(partition) {
+            self.pressure.forget(partition);
+            self.pause(&[partition]);
+        }
     }
 
     fn pause(&self, partitions: &[i32]) {
@@ -185,7 +202,7 @@ impl PollThread {
     /// A partition that goes away or is positioned anew must not stay paused: librdkafka keeps that beyond the assignment (CASES B12), and
     /// resumes where it was paused.
     fn release_pause(&mut self, partition: i32) {
-        if self.pressure.has_paused(partition) {
+        if self.paused.remove(&partition) || self.pressure.has_paused(partition) {
             self.pressure.forget(partition);
             self.resume(&[partition]);
         }
@@ -272,6 +289,7 @@ impl PollThread {
     fn replace_client(&mut self) {
         self.is_lost = false;
         self.pressure = Pressure::new(self.buffer_limit);
+        self.paused.clear();
         match client::connect(&self.config, &self.topic) {
             Ok(consumer) => {
                 let next = Arc::new(consumer);

@@ -19,6 +19,7 @@ use tracing::{error, info, warn};
 use crate::app::{DeathNotice, Fatal};
 use crate::handler::Handler as Business;
 use crate::metrics::{self, Phase};
+use crate::pipeline::broker::{ask, log_ends};
 use crate::pipeline::client::Client;
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::lives::{Life, Lives, Report, Reported};
@@ -38,8 +39,8 @@ const RESTART_WAIT: Duration = Duration::from_millis(200);
 /// How long an assign waits for the database. Until it is answered, librdkafka fetches nothing for this member, and its next rebalance,
 /// which may be everybody's, waits.
 const ASSIGN_PATIENCE: Duration = Duration::from_secs(2);
-/// How often the database is asked whether operators want something.
-const REQUESTS: Duration = Duration::from_secs(1);
+/// How often the database is asked whether operators want something, and the broker what waits in paused partitions.
+const OPERATORS: Duration = Duration::from_secs(1);
 
 /// How often in a row actors may die on a partition that gets no further; then it stops.
 const DEATHS: u32 = 5;
@@ -132,6 +133,7 @@ impl<H: Business> Supervisor<H> {
             let mut routes: Vec<_> = placed.into_iter().filter_map(|placed| actor.place(placed)).collect();
             routes.extend(late.iter().map(Late::blind).map(|(partition, anywhere)| (partition, anywhere, None)));
             let _ = actor.wiring.commands.send(Command::Assign { generation, routes });
+            actor.keep_paused();
             if late.is_empty() {
                 actor.wiring.readiness.set(Readiness::ASSIGNMENT);
             } else {
@@ -158,6 +160,14 @@ impl<H: Business> Supervisor<H> {
     fn reposition(&mut self, taken: Taken) {
         for (partition, base, route) in taken.placed.into_iter().filter_map(|placed| self.place(placed)).collect::<Vec<_>>() {
             let _ = self.wiring.commands.send(Command::Reposition { partition, base, route });
+        }
+        self.keep_paused();
+    }
+
+    /// Nothing is read of what an operator has paused.
+    fn keep_paused(&self) {
+        for partition in self.partitions.all_paused() {
+            let _ = self.wiring.commands.send(Command::Pause { partition });
         }
     }
 
@@ -188,9 +198,13 @@ impl<H: Business> Supervisor<H> {
                 metrics::read_again(at.written.surely.map_or(0, |next| u64::try_from(next.0 - at.base.0).unwrap_or(0)));
                 let (workers, reports) = (Arc::clone(&self.wiring.workers), self.reports.0.clone());
                 let actor = PartitionActor::new(&at, run, workers, owned.answers.clone(), owned.stop.clone(), reports).start();
-                let route = actor.clone().recipient();
+                if let Some(paused) = &at.paused {
+                    info!(partition, actor = paused.actor, "an operator has paused this partition");
+                }
+                owned.is_paused = at.paused.is_some();
+                let route = (!owned.is_paused).then(|| actor.clone().recipient());
                 owned.life = Life::Running { actor, source: at.source, epoch: at.epoch };
-                Some((partition, at.reads_from(), Some(route)))
+                Some((partition, at.reads_from(), route))
             }
             Err(reason) => {
                 self.stop_partition(partition, &reason);
@@ -243,6 +257,7 @@ impl<H: Business> Supervisor<H> {
         let takeover = self.partitions.begin(partition, after);
         let run = takeover.run;
         self.wiring.status.taken_up_again(partition);
+        self.show_stopped();
         let (workers, client, rules) = self.to_take_over();
         let taken = self.tracked(async move {
             actix::clock::sleep(RESTART_WAIT).await;
@@ -278,7 +293,7 @@ impl<H: Business> Supervisor<H> {
         for partition in &partitions {
             let Some(owned) = self.partitions.end(*partition) else { continue };
             owned.stop.raise();
-            if let Some((actor, _)) = owned.life.actor() {
+            if let Some(actor) = owned.life.actor() {
                 let actor = actor.clone();
                 drains.push(async move {
                     // An actor that has ended is drained.
@@ -312,22 +327,61 @@ impl<H: Business> Supervisor<H> {
         }
     }
 
-    /// Tells the partitions for which there are requests. What cannot be asked or told now is a second later.
-    fn look_for_requests(&self, ctx: &mut Context<Self>) {
+    /// Tells the partitions for which there are requests, and takes those over anew of which an operator has decided something. What cannot be
+    /// asked or told now is a second later.
+    fn look_for_operators(&self, ctx: &mut Context<Self>) {
         let workers = Arc::clone(&self.wiring.workers);
-        let requested = async move {
+        // Our own bumps of these have committed, so another owner in their rows came after us.
+        let taken = self.partitions.all_taken();
+        let wanted = async move {
             let engine = workers.engine();
+            let partitions: Vec<i32> = taken.keys().copied().collect();
             let mut session = engine.store.control.get().await.map_err(DbError::from)?;
-            held_requests::requested(&mut session, &engine.group, &engine.topic).await
+            let of = (&*engine.group, engine.topic.as_str());
+            let wanted = held_requests::wanted(&mut session, of, &partitions, &engine.owner).await?;
+            Ok::<_, DbError>(
+                wanted.into_iter().map(|(partition, is_taken)| (partition, taken[&partition], is_taken)).collect::<Vec<_>>(),
+            )
         };
-        ctx.spawn(requested.into_actor(self).map(|requested, actor, ctx| {
-            for source in requested.unwrap_or_default() {
-                let lives = actor.partitions.all().filter_map(|owned| owned.life.actor());
-                if let Some((address, _)) = lives.into_iter().find(|(_, of)| *of == source) {
-                    let _ = address.try_send(Requested);
+        ctx.spawn(wanted.into_actor(self).map(|wanted, actor, ctx| {
+            for (partition, run, is_taken) in wanted.unwrap_or_default() {
+                actor.wanted(partition, run, is_taken, ctx);
+            }
+            ctx.run_later(OPERATORS, |actor, ctx| actor.look_for_operators(ctx));
+        }));
+    }
+
+    /// A row that has changed hands is no fault: a partition at work would meet the fence, but one that is idle, paused or stopped would
+    /// not.
+    fn wanted(&mut self, partition: i32, run: u64, is_taken: bool, ctx: &mut Context<Self>) {
+        let Some(owned) = self.partitions.of_run(partition, run) else { return };
+        if is_taken && !matches!(owned.life, Life::Starting) {
+            info!(partition, "its row has changed hands");
+            let _ = self.wiring.commands.send(Command::Cut { partition });
+            self.ask_whether_ours(partition, run, ctx);
+        } else if let Some(address) = owned.life.actor() {
+            let _ = address.try_send(Requested);
+        }
+    }
+
+    /// How far the logs go of which nothing is read: what waits there grows.
+    fn look_at_unread_logs(&self, ctx: &mut Context<Self>) {
+        let paused: Vec<i32> = self.partitions.all_paused().collect();
+        let (client, workers) = (self.wiring.client.clone(), Arc::clone(&self.wiring.workers));
+        let ends = async move {
+            if paused.is_empty() {
+                return;
+            }
+            let engine = workers.engine();
+            let ends = ask(&client, &engine.topic, log_ends).await.unwrap_or_default();
+            for partition in paused {
+                if let Some(end) = ends.get(&partition) {
+                    engine.status.end(partition, *end);
                 }
             }
-            ctx.run_later(REQUESTS, |actor, ctx| actor.look_for_requests(ctx));
+        };
+        ctx.spawn(ends.into_actor(self).map(|(), _, ctx| {
+            ctx.run_later(OPERATORS, |actor, ctx| actor.look_at_unread_logs(ctx));
         }));
     }
 
@@ -360,7 +414,8 @@ impl<H: Business> Actor for Supervisor<H> {
         if let Some(mut reports) = self.reports.1.take() {
             ctx.add_stream(futures_util::stream::poll_fn(move |cx| reports.poll_recv(cx)));
         }
-        self.look_for_requests(ctx);
+        self.look_for_operators(ctx);
+        self.look_at_unread_logs(ctx);
     }
 }
 

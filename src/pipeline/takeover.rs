@@ -22,8 +22,8 @@ use crate::pipeline::lives::Wrote;
 use crate::pipeline::start::{self, Beginning, Known, Refusal};
 use crate::pipeline::window::Witness;
 use crate::pipeline::workers::Workers;
-use crate::record::{Epoch, NextOffset, Offset, Record, RecordDigest, Skips, SourceId};
-use crate::store::consumed_partitions::{self, Doubt, Ownership};
+use crate::record::{Epoch, Holds, NextOffset, Offset, Record, RecordDigest, Skips, SourceId};
+use crate::store::consumed_partitions::{self, Doubt, Ownership, Paused};
 use crate::store::held_events::{HeldState, NewHeld};
 use crate::store::held_turns::{self, OpenHeld};
 use crate::store::{DbError, Session, TransactionError, attempts, held_events};
@@ -74,6 +74,10 @@ pub struct Positioned {
     pub witness: Option<Witness>,
     /// What an operator wants passed over.
     pub skips: Skips,
+    /// What an operator wants held.
+    pub holds: Holds,
+    /// An operator wants nothing of it consumed: by whom, and why.
+    pub paused: Option<Paused>,
     /// What Kafka had when it was taken over.
     pub committed: Option<NextOffset>,
     /// Somebody has set the group back: what lies below this is read again because of that, and not because a commit was missed.
@@ -309,6 +313,8 @@ impl Takeover {
             base: beginning.base,
             witness: digest.map(|digest| Witness { offset: Offset(beginning.base.0 - 1), digest }),
             skips: ownership.skips,
+            holds: ownership.holds,
+            paused: ownership.paused,
             committed: log.committed,
             replayed_below: ownership.next_offset.filter(|_| log.set_by_others),
             held,

@@ -228,6 +228,12 @@ impl Window {
         self.open.is_empty()
     }
 
+    /// When the first of them was made, in milliseconds since 1970.
+    #[must_use]
+    pub fn first_made(&self) -> Option<i64> {
+        self.open.front()?.record.timestamp_ms
+    }
+
     /// Their weight, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {

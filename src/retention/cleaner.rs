@@ -10,11 +10,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
+use serde_json::json;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::memory::Own;
-use super::plan::{Limit, Plan};
+use super::plan::{Limit, Plan, moment};
 use super::{Once, sweeper};
 use crate::config::Config;
 use crate::crash::CrashPoint;
@@ -155,6 +156,35 @@ impl Outlook {
             self.days.first().is_some_and(kept)
         };
         self.plan.holding_back().filter(holds).cloned().collect()
+    }
+
+    /// For machines: each day with what keeps it.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        let limit = |limit: &Limit| json!({ "why": limit.to_string(), "keeps_from": limit.keeps_from_ms.map(moment), "remedy": limit.remedy() });
+        let state = |state| match state {
+            DayState::Attached => "attached",
+            DayState::Detaching => "detaching",
+            DayState::Detached => "detached",
+        };
+        let day = |day: &DayTable| {
+            json!({
+                "day": day.day.to_string(),
+                "state": state(day.state),
+                "claims_estimated": day.rows,
+                "bytes": day.bytes,
+                "goes": self.goes(day),
+                "kept_by": self.plan.keepers(day.end).map(limit).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "now": moment(self.now_ms),
+            "floor": self.floor.map(day_text),
+            "floor_after_the_next_run": self.floor_to_be().map(day_text),
+            "plain_table": self.plain.map(|plain| json!({ "claims_estimated": plain.rows, "bytes": plain.bytes })),
+            "days": self.days.iter().map(day).collect::<Vec<_>>(),
+            "held_back_by": self.held_back().iter().map(limit).collect::<Vec<_>>(),
+        })
     }
 }
 

@@ -230,7 +230,7 @@ macro_rules! ours {
                  UNION ALL
                  SELECT to_regclass(name)::oid, false
                  FROM unnest(ARRAY['payment', 'payment_attempt', 'attempt_batch', 'consumed_partition', 'held_event',
-                                   'horizon_claim', 'retention']) AS name)
+                                   'horizon_claim', 'operator_action', 'retention']) AS name)
              ",
             $rest
         )
@@ -309,6 +309,7 @@ statement! {
                       ('attempt_batch', ARRAY['SELECT', 'INSERT', 'DELETE']),
                       ('consumed_partition', ARRAY['SELECT', 'INSERT', 'UPDATE']),
                       ('held_event', ARRAY['SELECT', 'INSERT', 'UPDATE']), ('horizon_claim', ARRAY['SELECT', 'INSERT', 'DELETE']),
+                      ('operator_action', ARRAY['SELECT', 'INSERT']),
                       ('retention', ARRAY['SELECT', 'INSERT', 'UPDATE'])) AS wanted (name, privileges),
               unnest(privileges) AS privilege
          WHERE to_regclass(name) IS NOT NULL AND NOT has_table_privilege(to_regclass(name), privilege)

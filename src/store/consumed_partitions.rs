@@ -5,6 +5,7 @@
 //!
 //! Invariant: epochs come from here alone and only grow; a transaction that holds the fence is the only one that settles.
 
+use std::fmt;
 use std::time::Duration;
 
 use diesel::prelude::*;
@@ -15,9 +16,9 @@ use uuid::Uuid;
 use super::schema::consumed_partition;
 use super::session::{Opening, TimeLimits, TransactionError};
 use super::statement::statement;
-use super::{DbError, Session, our_time};
+use super::{DbError, Session, operator_actions, our_time};
 use crate::event::id::unix_ms;
-use crate::record::{Epoch, NextOffset, Offset, RecordDigest, Skips, SourceId};
+use crate::record::{Epoch, Holds, NextOffset, Offset, RecordDigest, Skips, SourceId};
 
 /// What the new owner of a partition finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,10 +33,23 @@ pub struct Ownership {
     pub last_record_digest: Option<RecordDigest>,
     /// What an operator wants passed over.
     pub skips: Skips,
+    /// What an operator wants held.
+    pub holds: Holds,
+    /// By whom it is paused, and why.
+    pub paused: Option<Paused>,
     /// In words: the database is not the one that the row was last written on, or was promoted since. Commits may be lost.
     pub went_back: Option<String>,
     /// Which new events may have been charged before.
     pub doubt: Doubt,
+}
+
+/// Nothing of the partition is consumed, because an operator wants it so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paused {
+    /// Who.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
 }
 
 /// Which events that are new to the database may have been charged before it went back in time. It only grows.
@@ -67,7 +81,7 @@ pub async fn bump(s: &mut Session, group: &str, topic: &str, partition: i32, own
         let Server { system_identifier, timeline } = server;
         let bump = Bump { group, topic, partition, owner, system_identifier, timeline };
         let row = s.row("bump", bump).await?;
-        ownership(row.expect("an upsert returns its row"), server)
+        ownership(s, row.expect("an upsert returns its row"), server).await
     })
     .await
 }
@@ -82,7 +96,8 @@ pub async fn rebump(s: &mut Session, source: SourceId, epoch: Epoch, owner: &str
         let server = Server::ask(s).await?;
         let Server { system_identifier, timeline } = server;
         let rebump = Rebump { owner, system_identifier, timeline, source: source.0, epoch: epoch.0 };
-        s.row("rebump", rebump).await?.map(|row| ownership(row, server)).transpose()
+        let Some(row) = s.row("rebump", rebump).await? else { return Ok(None) };
+        ownership(s, row, server).await.map(Some)
     })
     .await
 }
@@ -285,7 +300,32 @@ impl Fence {
     }
 }
 
-type OwnershipRow = (i32, i64, Option<i64>, Option<i64>, Option<i64>, Option<i32>, Option<String>, Option<i64>, Option<i64>);
+impl Paused {
+    pub(super) fn read(reason: Option<String>, actor: Option<String>) -> Option<Self> {
+        // By hand, perhaps: it counts all the same.
+        reason.map(|reason| Self { actor: actor.unwrap_or_else(|| "nobody known".to_owned()), reason })
+    }
+}
+
+impl fmt::Display for Paused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "by {}: {}", self.actor, self.reason)
+    }
+}
+
+type OwnershipRow = (
+    i32,
+    i64,
+    Option<i64>,
+    Option<i64>,
+    Option<i64>,
+    Option<i32>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<i64>,
+    Option<i64>,
+);
 type OwnershipTypes = (
     Integer,
     BigInt,
@@ -294,12 +334,14 @@ type OwnershipTypes = (
     Nullable<BigInt>,
     Nullable<Integer>,
     Nullable<Text>,
+    Nullable<Text>,
+    Nullable<Text>,
     Nullable<BigInt>,
     Nullable<BigInt>,
 );
 
-fn ownership(row: OwnershipRow, server: Server) -> Result<Ownership, DbError> {
-    let (id, epoch, next_offset, digest, system_identifier, timeline, skips, doubt_offset, before_ms) = row;
+async fn ownership(s: &mut Session, row: OwnershipRow, server: Server) -> Result<Ownership, DbError> {
+    let (id, epoch, next_offset, digest, system_identifier, timeline, skips, paused, paused_by, doubt_offset, before_ms) = row;
     let skips = skips.map_or_else(|| Some(Skips::default()), |text| Skips::from_text(&text));
     let skips = skips.ok_or_else(|| DbError::program("bump", format_args!("row {id}: its skips are no ranges with two ends")))?;
     let Server { system_identifier: system_now, timeline: timeline_now } = server;
@@ -314,6 +356,8 @@ fn ownership(row: OwnershipRow, server: Server) -> Result<Ownership, DbError> {
         next_offset: next_offset.map(NextOffset),
         last_record_digest: digest.map(RecordDigest),
         skips,
+        holds: operator_actions::holds(s, SourceId(id)).await?,
+        paused: Paused::read(paused, paused_by),
         went_back,
         doubt: Doubt { offset: doubt_offset.map(NextOffset), before_ms },
     })
@@ -350,7 +394,7 @@ statement! {
              epoch = p.epoch + 1, owner = excluded.owner, updated_at = now(),
              system_identifier = coalesce(p.system_identifier, excluded.system_identifier),
              timeline = coalesce(p.timeline, excluded.timeline)
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, ", doubt_columns!())
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, paused, paused_by, ", doubt_columns!())
     }
 }
 
@@ -374,7 +418,7 @@ statement! {
              system_identifier = coalesce(system_identifier, :system_identifier),
              timeline = coalesce(timeline, :timeline)
          WHERE id = :source AND epoch = :epoch
-         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, ", doubt_columns!())
+         RETURNING id, epoch, next_offset, last_record_digest, system_identifier, timeline, skips::text, paused, paused_by, ", doubt_columns!())
     }
 }
 

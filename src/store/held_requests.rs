@@ -99,7 +99,8 @@ pub async fn find(
     rows.into_iter().map(read).collect()
 }
 
-/// Writes a request on rows that are still in the state in which they were seen and carry no other request. Out: the rows that took it.
+/// Writes a request on rows that are still in the state in which they were seen and carry no other request, and records it. Out: the rows
+/// that took it.
 ///
 /// # Errors
 /// The statement failed.
@@ -120,13 +121,22 @@ pub async fn request(
     s.within("request", async |s| Ok(s.rows("request", ask).await?.into_iter().collect())).await
 }
 
-/// The partitions of the group and topic for which there are requests.
+/// Of these partitions of the group and topic, those for which there are requests, or whose row has changed hands (`true`): the last to take
+/// it was not `owner`.
 ///
 /// # Errors
 /// The statement failed.
-pub async fn requested(s: &mut Session, group: &str, topic: &str) -> Result<Vec<SourceId>, DbError> {
-    let sources: Vec<i32> = s.within("requested", async |s| s.rows("requested", Requested { group, topic }).await).await?;
-    Ok(sources.into_iter().map(SourceId).collect())
+pub async fn wanted(
+    s: &mut Session,
+    (group, topic): (&str, &str),
+    partitions: &[i32],
+    owner: &str,
+) -> Result<Vec<(i32, bool)>, DbError> {
+    if partitions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let wanted = Wanted { owner, group, topic, partitions };
+    s.within("wanted", async |s| s.rows("wanted", wanted).await).await
 }
 
 /// How many requests of the group and topic nobody has carried out yet.
@@ -301,18 +311,25 @@ statement! {
         "WITH seen AS (
              SELECT held.id FROM unnest(:ids, :states) AS seen (id, state) JOIN held_event AS held USING (id, state)
              WHERE held.wanted IS NULL
-             ORDER BY held.id FOR UPDATE OF held)
-         UPDATE held_event AS held SET wanted = :wanted, actor = :actor, note = :note
-         FROM seen WHERE held.id = seen.id
-         RETURNING held.id"
+             ORDER BY held.id FOR UPDATE OF held),
+         asked AS (
+             UPDATE held_event AS held SET wanted = :wanted, actor = :actor, note = :note
+             FROM seen WHERE held.id = seen.id
+             RETURNING held.*)
+         INSERT INTO operator_action (action, source_id, source_offset, held_id, actor, reason)
+         SELECT wanted, source_id, source_offset, id, actor, note FROM asked ORDER BY id
+         RETURNING held_id"
     }
 }
 
 statement! {
-    Requested<'a> { group: &'a str => Text, topic: &'a str => Text } -> Integer {
-        "SELECT id FROM consumed_partition
-         WHERE consumer_group = :group AND topic = :topic
-               AND EXISTS (SELECT FROM held_event WHERE source_id = consumed_partition.id AND wanted IS NOT NULL)"
+    Wanted<'a> {
+        owner: &'a str => Text, group: &'a str => Text, topic: &'a str => Text, partitions: &'a [i32] => Array<Integer>,
+    } -> (Integer, Bool) {
+        "SELECT partition, is_taken
+         FROM (SELECT id, partition, owner <> :owner AS is_taken FROM consumed_partition
+               WHERE consumer_group = :group AND topic = :topic AND partition = ANY(:partitions)) AS ours
+         WHERE is_taken OR EXISTS (SELECT FROM held_event WHERE source_id = ours.id AND wanted IS NOT NULL)"
     }
 }
 

@@ -31,6 +31,7 @@ diesel::table! {
         remember_why -> Nullable<Text>,
         skips -> Nullable<Int8multirange>,
         paused -> Nullable<Text>,
+        paused_by -> Nullable<Text>,
         breaker -> Nullable<Text>,
         updated_at -> Timestamptz,
     }
@@ -68,6 +69,20 @@ diesel::table! {
     horizon_claim (event_id, consumer_group) {
         event_id -> Uuid,
         consumer_group -> Text,
+    }
+}
+
+diesel::table! {
+    operator_action (id) {
+        id -> Int8,
+        decided_at -> Timestamptz,
+        actor -> Text,
+        action -> Text,
+        source_id -> Int4,
+        source_offset -> Nullable<Int8>,
+        to_offset -> Nullable<Int8>,
+        held_id -> Nullable<Int8>,
+        reason -> Text,
     }
 }
 
@@ -121,6 +136,7 @@ diesel::allow_tables_to_appear_in_same_query!(
     consumed_partition,
     held_event,
     horizon_claim,
+    operator_action,
     payment,
     payment_attempt,
     processed_event,

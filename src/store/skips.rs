@@ -82,6 +82,8 @@ pub async fn skip(s: &mut Session, group: &str, topic: &str, wanted: &Wanted<'_>
             note: storable(reason),
         };
         s.change("note_skip", note).await?;
+        let record = Record { source, from: from.0, to: to.0, actor: storable(actor), reason: storable(reason) };
+        s.change("record_skip", record).await?;
         read(&skips).map(Some)
     })
     .await
@@ -108,6 +110,13 @@ statement! {
              epoch = epoch + 1, owner = 'onceward offsets skip', updated_at = now()
          WHERE consumer_group = :group AND topic = :topic AND partition = :partition
          RETURNING id, skips::text"
+    }
+}
+
+statement! {
+    Record { source: i32 => Integer, from: i64 => BigInt, to: i64 => BigInt, actor: String => Text, reason: String => Text } -> () {
+        "INSERT INTO operator_action (action, source_id, source_offset, to_offset, actor, reason)
+         VALUES ('skip', :source, :from, :to, :actor, :reason)"
     }
 }
 

@@ -8,6 +8,7 @@
 #![allow(dead_code, unused_imports, reason = "the tests decide which parts they need")]
 
 mod books;
+mod browser;
 mod cleaner;
 mod database;
 mod engine;
@@ -28,9 +29,10 @@ use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
+pub use browser::Browser;
 pub use cleaner::{CLEANERS_LOCK, start_without_cleaning};
 pub use database::{Backup, Database, Session};
-pub use engine::{Engine, EngineBuilder, get, run_onceward_within};
+pub use engine::{ANSWER, Engine, EngineBuilder, get, request, run_onceward_within};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};

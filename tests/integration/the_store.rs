@@ -7,6 +7,7 @@ mod days;
 mod errors;
 mod forgetting;
 mod held;
+mod operators;
 mod ownership;
 mod payments;
 mod proxy;

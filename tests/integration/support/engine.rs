@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -36,6 +36,9 @@ const SCALED: [(&str, i64); 14] = [
 
 /// Between two looks at a process.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// The longest wait for an answer of the admin port.
+pub const ANSWER: Duration = Duration::from_secs(5);
 
 /// An engine's configuration.
 #[derive(Clone)]
@@ -240,6 +243,18 @@ impl Engine {
         get(&self.admin, path)
     }
 
+    /// Where its admin port listens.
+    pub fn address(&self) -> &str {
+        &self.admin
+    }
+
+    /// Answer code and body of a POST of JSON to the admin port, with this token.
+    pub fn post(&self, path: &str, token: &str, body: &serde_json::Value) -> (u16, String) {
+        let token = format!("Bearer {token}");
+        let headers = [("Content-Type", "application/json"), ("Authorization", token.as_str())];
+        eventually("the engine answers", || request(ANSWER, &self.admin, "POST", path, &headers, &body.to_string()))
+    }
+
     /// What it has written to standard error so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -348,14 +363,40 @@ fn run_and_look(mut command: Command, folder: &TempFolder, limit: Duration, look
     Output { status, stdout, stderr }
 }
 
-/// HTTP/1.0, so that the answer is one piece and ends with the connection.
+/// Answer code and body of a GET; `None` when nobody answers.
 pub fn get(address: &str, path: &str) -> Option<(u16, String)> {
+    request(ANSWER, address, "GET", path, &[], "")
+}
+
+/// The same for any request.
+pub fn request(
+    limit: Duration,
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    let code = head.split(' ').nth(1)?.parse().ok()?;
-    Some((code, body.to_owned()))
+    stream.set_read_timeout(Some(limit)).ok()?;
+    let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).ok()?;
+    let mut answer = BufReader::new(stream);
+    let (mut status, mut length) = (None, None);
+    loop {
+        let mut line = String::new();
+        if answer.read_line(&mut line).ok()? <= 2 {
+            break;
+        }
+        status = status.or_else(|| line.split(' ').nth(1)?.parse().ok());
+        length = length.or_else(|| line.to_lowercase().strip_prefix("content-length:")?.trim().parse::<u64>().ok());
+    }
+    // Who does not tell the length ends with the connection.
+    let mut body = String::new();
+    answer.take(length.unwrap_or(u64::MAX)).read_to_string(&mut body).ok()?;
+    Some((status?, body))
 }
