@@ -331,32 +331,31 @@ impl<H: Business> Supervisor<H> {
     /// asked or told now is a second later.
     fn look_for_operators(&self, ctx: &mut Context<Self>) {
         let workers = Arc::clone(&self.wiring.workers);
-        // Our own bumps of these have committed, so another owner in their rows came after us.
+        // Our own bumps of these have committed, so what an operator has changed of their rows came after them.
         let taken = self.partitions.all_taken();
         let wanted = async move {
             let engine = workers.engine();
             let partitions: Vec<i32> = taken.keys().copied().collect();
             let mut session = engine.store.control.get().await.map_err(DbError::from)?;
             let of = (&*engine.group, engine.topic.as_str());
-            let wanted = held_requests::wanted(&mut session, of, &partitions, &engine.owner).await?;
+            let wanted = held_requests::wanted(&mut session, of, &partitions).await?;
             Ok::<_, DbError>(
-                wanted.into_iter().map(|(partition, is_taken)| (partition, taken[&partition], is_taken)).collect::<Vec<_>>(),
+                wanted.into_iter().map(|(partition, is_changed)| (partition, taken[&partition], is_changed)).collect::<Vec<_>>(),
             )
         };
         ctx.spawn(wanted.into_actor(self).map(|wanted, actor, ctx| {
-            for (partition, run, is_taken) in wanted.unwrap_or_default() {
-                actor.wanted(partition, run, is_taken, ctx);
+            for (partition, run, is_changed) in wanted.unwrap_or_default() {
+                actor.wanted(partition, run, is_changed, ctx);
             }
             ctx.run_later(OPERATORS, |actor, ctx| actor.look_for_operators(ctx));
         }));
     }
 
-    /// A row that has changed hands is no fault: a partition at work would meet the fence, but one that is idle, paused or stopped would
-    /// not.
-    fn wanted(&mut self, partition: i32, run: u64, is_taken: bool, ctx: &mut Context<Self>) {
+    /// A partition at work would meet the fence of a row that was changed; one that is idle, paused or stopped would not.
+    fn wanted(&mut self, partition: i32, run: u64, is_changed: bool, ctx: &mut Context<Self>) {
         let Some(owned) = self.partitions.of_run(partition, run) else { return };
-        if is_taken && !matches!(owned.life, Life::Starting) {
-            info!(partition, "its row has changed hands");
+        if is_changed && !matches!(owned.life, Life::Starting) {
+            info!(partition, "an operator has decided something about this partition");
             let _ = self.wiring.commands.send(Command::Cut { partition });
             self.ask_whether_ours(partition, run, ctx);
         } else if let Some(address) = owned.life.actor() {

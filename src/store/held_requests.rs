@@ -121,21 +121,16 @@ pub async fn request(
     s.within("request", async |s| Ok(s.rows("request", ask).await?.into_iter().collect())).await
 }
 
-/// Of these partitions of the group and topic, those for which there are requests, or whose row has changed hands (`true`): the last to take
-/// it was not `owner`.
+/// Of these partitions of the group and topic, those for which there are requests, or whose row an operator has changed since its owner took it
+/// (`true`).
 ///
 /// # Errors
 /// The statement failed.
-pub async fn wanted(
-    s: &mut Session,
-    (group, topic): (&str, &str),
-    partitions: &[i32],
-    owner: &str,
-) -> Result<Vec<(i32, bool)>, DbError> {
+pub async fn wanted(s: &mut Session, (group, topic): (&str, &str), partitions: &[i32]) -> Result<Vec<(i32, bool)>, DbError> {
     if partitions.is_empty() {
         return Ok(Vec::new());
     }
-    let wanted = Wanted { owner, group, topic, partitions };
+    let wanted = Wanted { group, topic, partitions };
     s.within("wanted", async |s| s.rows("wanted", wanted).await).await
 }
 
@@ -322,14 +317,13 @@ statement! {
     }
 }
 
+// A command that changes the row is its owner by name until a process takes it over.
 statement! {
-    Wanted<'a> {
-        owner: &'a str => Text, group: &'a str => Text, topic: &'a str => Text, partitions: &'a [i32] => Array<Integer>,
-    } -> (Integer, Bool) {
-        "SELECT partition, is_taken
-         FROM (SELECT id, partition, owner <> :owner AS is_taken FROM consumed_partition
+    Wanted<'a> { group: &'a str => Text, topic: &'a str => Text, partitions: &'a [i32] => Array<Integer> } -> (Integer, Bool) {
+        "SELECT partition, is_changed
+         FROM (SELECT id, partition, owner LIKE 'onceward %' AS is_changed FROM consumed_partition
                WHERE consumer_group = :group AND topic = :topic AND partition = ANY(:partitions)) AS ours
-         WHERE is_taken OR EXISTS (SELECT FROM held_event WHERE source_id = ours.id AND wanted IS NOT NULL)"
+         WHERE is_changed OR EXISTS (SELECT FROM held_event WHERE source_id = ours.id AND wanted IS NOT NULL)"
     }
 }
 

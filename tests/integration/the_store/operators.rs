@@ -3,10 +3,11 @@
 use onceward::actions::{ActionError, By, Desk};
 use onceward::held::Request;
 use onceward::record::{NextOffset, Offset, Record};
-use onceward::store::Store;
 use onceward::store::consumed_partitions::{advance, bump, fence, rebump};
 use onceward::store::held_events::{HeldState, NewHeld, hold};
+use onceward::store::held_requests::wanted;
 use onceward::store::operator_actions::Decided;
+use onceward::store::{Session, Store};
 
 use super::{Db, GROUP, TOPIC, committed, own};
 
@@ -31,11 +32,14 @@ async fn a_pause_takes_the_epoch_and_is_found_by_every_owner_until_it_is_resumed
     assert!(why_not(desk(&store).pause(0, ANN).await).contains("ever owned"));
     let (source, epoch) = own(&mut s, 0).await;
     desk(&store).pause(0, ANN).await.unwrap();
+    let changed = async |s: &mut Session| wanted(s, (GROUP, TOPIC), &[0, 1]).await.unwrap();
+    assert_eq!(changed(&mut s).await, [(0, true)], "an owner that is idle sees it so");
     assert_eq!(committed(&mut s, async |s| fence(s, source, epoch).await).await, None, "no batch begins any more");
     for _ in 0..2 {
         let paused = bump(&mut s, GROUP, TOPIC, 0, "next").await.unwrap().paused.expect("it is paused");
         assert_eq!(paused.to_string(), "by ann: it looks odd");
     }
+    assert_eq!(changed(&mut s).await, [], "whoever has taken it over knows");
     assert_eq!(why_not(desk(&store).pause(0, BOB).await), "partition 0 is paused already, by ann: it looks odd");
 
     desk(&store).resume(0, BOB).await.unwrap();
