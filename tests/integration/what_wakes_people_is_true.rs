@@ -99,7 +99,7 @@ fn queries(panel: &Value) -> Vec<(String, &str)> {
 /// The labels that a template shows, each behind this mark.
 fn shown<'a>(template: &'a str, mark: &str) -> Vec<&'a str> {
     let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
-    template.split(mark).skip(1).map(|rest| &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())]).collect()
+    template.split(mark).skip(1).map(|rest| &rest[..rest.find(|c: char| !is_name(c)).unwrap_or(rest.len())]).collect()
 }
 
 #[test]
