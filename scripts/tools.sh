@@ -1,5 +1,5 @@
 # Sourced by the other scripts: `need TOOL…` makes sure that the tools are there.
-# `kafka_jars` makes sure of Kafka and sets `jars`.
+# `kafka_jars` makes sure of Kafka and sets `jars`. `prometheus_checker` names promtool, where it can be had.
 # As root, what Debian has is installed; otherwise everything that is missing is named in one message, with exit code 69.
 
 need() {
@@ -72,4 +72,15 @@ kafka_jars() {
     mv "$jars.part" "$jars"
   fi
   jars=$(realpath "$jars")
+}
+
+# Prometheus' checker, out of Debian's package and not installed: that would start a server.
+prometheus_checker() {
+  local folder=${CARGO_TARGET_DIR:-target}/promtool
+  if [[ ! -x $folder/usr/bin/promtool ]] && command -v apt-get >/dev/null; then
+    echo "Fetching promtool" >&2
+    rm -rf "$folder" && mkdir -p "$folder"
+    (cd "$folder" && apt-get update -qq && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb) >&2 || true
+  fi
+  [[ -x $folder/usr/bin/promtool ]] && ONCEWARD_TEST_PROMTOOL=$(realpath "$folder/usr/bin/promtool") && export ONCEWARD_TEST_PROMTOOL
 }

@@ -182,7 +182,9 @@ async fn ready(admin: web::Data<Admin>) -> HttpResponse {
 }
 
 async fn metrics(admin: web::Data<Admin>) -> HttpResponse {
-    HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(metrics::render(&admin.status))
+    let source = metrics::Source { group: &admin.config.kafka.group, topic: &admin.config.kafka.topic };
+    let text = metrics::render(source, &admin.status, &admin.readiness);
+    HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(text)
 }
 
 async fn status(admin: web::Data<Admin>) -> HttpResponse {

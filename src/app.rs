@@ -38,7 +38,7 @@ use crate::provider::{self, Breaker};
 use crate::retention::{Days, oldest_record_ms};
 use crate::status::{Readiness, Status};
 use crate::store::processed_events::ClaimTable;
-use crate::store::{self, Store, attempts, held_events, held_requests, retention};
+use crate::store::{self, Store, attempts, consumed_partitions, held_events, held_requests, retention};
 
 /// The wait between two tries while the database or the broker is away at the start.
 const RETRY: Duration = Duration::from_millis(500);
@@ -124,13 +124,13 @@ async fn serve_until<H: Handler>(
     tokio::select! {
         reason = ends.recv() => {
             let reason = reason.unwrap_or_default();
-            readiness.clear("process", reason.clone());
+            readiness.clear(Readiness::PROCESS, reason.clone());
             bail!(reason)
         }
         () = &mut stop => {}
     }
     info!("stopping: drain, commit, leave the group");
-    readiness.clear("process", "stopping");
+    readiness.clear(Readiness::PROCESS, "stopping");
     let ended = tokio::time::timeout(config.pipeline.drain + LEAVE, supervisor.send(Shutdown)).await;
     ended.context("the drain took too long; what had not settled comes again")??;
     info!("left the group");
@@ -341,6 +341,8 @@ async fn upkeep_once<H>(config: &Config, engine: &Engine<H>, readiness: &Readine
     metrics::floor(&kept);
     if engine.claims.by_day {
         metrics::days(&kept);
+    } else {
+        metrics::no_days();
     }
     if engine.claims.by_day && kept.days_ahead() < i64::from(config.retention.days_ahead) {
         make_days(config, &mut session, readiness, kept.days_ahead()).await;
@@ -348,6 +350,7 @@ async fn upkeep_once<H>(config: &Config, engine: &Engine<H>, readiness: &Readine
         readiness.set(Readiness::DAYS);
     }
     let (group, topic) = (&config.kafka.group, &config.kafka.topic);
+    engine.status.known_partitions(consumed_partitions::count(&mut session, group, topic).await?);
     let held = held_events::counts(&mut session, group, topic).await?;
     engine.status.held(held, held_requests::count(&mut session, group, topic).await?);
     Ok(())

@@ -8,6 +8,7 @@
 mod actions;
 mod audit;
 mod held;
+mod log;
 mod offsets;
 mod produce;
 mod retention;
@@ -15,14 +16,12 @@ mod status;
 mod text;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::util::SubscriberInitExt;
 
 use self::actions::{Actions, Partition};
 use self::audit::Audit;
@@ -32,7 +31,7 @@ use self::produce::Produce;
 use self::retention::Retention;
 use self::status::Status;
 use crate::certificate::{self, Finding};
-use crate::config::{Config, ConfigError, FILE_VARIABLE, LogConfig, LogFormat, Need};
+use crate::config::{Config, ConfigError, FILE_VARIABLE, Need};
 use crate::store;
 
 /// Consumes business events from Kafka and applies each of them once: one row in PostgreSQL, one charge at the payment provider.
@@ -154,18 +153,23 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 64;
 
 fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
+    let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
+    let file = cli.config.clone().or(named);
     let load = |needs: &[Need]| -> Result<Config, Failure> {
-        let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
-        let file = cli.config.clone().or(named);
         let config = Config::load(file.as_deref(), environment.iter().cloned(), needs).map_err(Failure::Usage)?;
         // What a check finds, it says itself; the clients' own words would bury it.
         if !matches!(cli.command, Command::Check(_)) {
-            log_to_stderr(&config.log);
+            log::start(&config.log);
         }
         Ok(config)
     };
     match &cli.command {
-        Command::Run => Ok(run(load(&[Need::Kafka, Need::Database, Need::Provider])?)?),
+        Command::Run => {
+            let config = load(&[Need::Kafka, Need::Database, Need::Provider])?;
+            let (file, environment) = (file.clone(), environment.to_vec());
+            log::follow_hangups(move || Config::load(file.as_deref(), environment.iter().cloned(), &[]))?;
+            Ok(crate::app::run(config)?)
+        }
         Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
         Command::Check(Check { show_config: true, .. }) => Ok(say(&load(&[])?.show())?),
         Command::Check(Check { format, .. }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?, *format),
@@ -187,10 +191,6 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         #[cfg(feature = "lab")]
         Command::Chaos(arguments) => chaos(arguments),
     }
-}
-
-fn run(config: Config) -> anyhow::Result<()> {
-    crate::app::run(config)
 }
 
 fn migrate(config: &Config) -> anyhow::Result<()> {
@@ -266,17 +266,6 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")
 }
 
-/// Log lines go to standard error, so that results can be piped. A second call in one process changes nothing.
-fn log_to_stderr(log: &LogConfig) {
-    // A notice of the server is news to nobody; a directive in the configuration may say otherwise.
-    let filter = EnvFilter::try_new(format!("tokio_postgres=warn,{}", log.level)).unwrap_or_default();
-    let lines = tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter);
-    let _ = match log.format {
-        LogFormat::Human => lines.with_ansi(io::stderr().is_terminal()).finish().try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
-    };
-}
-
 /// Writes a result. A reader that has seen enough (`| head`) is no failure.
 fn say(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
@@ -323,6 +312,26 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Whoever is on call types what the runbook says.
+    #[test]
+    fn every_command_and_option_that_the_operations_page_shows_is_there() {
+        let page = include_str!("../docs/OPERATIONS.md");
+        let inline = page.split("`onceward ").skip(1).filter_map(|rest| rest.split(['`', '\n']).next());
+        let shown: Vec<&str> = inline.chain(page.lines().filter_map(|line| line.strip_prefix("onceward "))).collect();
+        for line in &shown {
+            let all = Cli::command();
+            let mut command = &all;
+            for word in line.split_whitespace().take_while(|word| !word.starts_with('#')) {
+                if let Some(option) = word.strip_prefix("--") {
+                    assert!(command.get_arguments().any(|known| known.get_long() == Some(option)), "--{option}: onceward {line}");
+                } else if command.has_subcommands() {
+                    command = command.find_subcommand(word).unwrap_or_else(|| panic!("{word}: onceward {line}"));
+                }
+            }
+        }
+        assert!(shown.len() > 30, "{}", shown.len());
     }
 
     #[test]

@@ -169,7 +169,7 @@ settings! {
     log: LogConfig {
         /// For people or for machines.
         format: LogFormat = LogFormat::Human,
-        /// A level, or directives such as `info,onceward::pipeline=debug`.
+        /// A level, or directives such as `info,onceward::pipeline=debug`; SIGHUP has it read again.
         level: String = "info".to_owned(),
     }
 }

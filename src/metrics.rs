@@ -2,11 +2,14 @@
 //!
 //! In: numbers, once per batch or call, never per event. Out: the text that Prometheus reads, and the table in `docs/METRICS.md`.
 //! It owns one recorder per process, not the global one of the `metrics` crate: whatever else runs here neither adds to it nor takes its
-//! place. Samples wait in memory until somebody scrapes or [`upkeep`] runs. The gauges of a partition are read from [`Status`] while
-//! rendering, so that they are gone when the partition is.
+//! place. Samples wait in memory until somebody scrapes or [`upkeep`] runs. What is true now (`now`) is read from [`Status`],
+//! [`Readiness`] and the kernel while rendering, so that the series of a partition are gone when it is.
 //!
-//! Invariant: every label value is one of a closed list or the number of a partition that this process owns.
+//! Invariant: every label value is one of a closed list, a currency, this process's group or topic, or the number of a partition that it
+//! owns.
 
+mod now;
+mod process;
 mod series;
 
 use std::sync::LazyLock;
@@ -15,8 +18,9 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
+pub use self::now::Source;
 use self::series::{Definition, Family, Kind, Series};
-use crate::status::{PartitionStatus, Status};
+use crate::status::{Readiness, Status};
 use crate::store::Form;
 use crate::store::retention::Kept;
 
@@ -286,6 +290,11 @@ pub fn client_replaced() {
     CLIENT_REPLACEMENTS.at(0).increment(1);
 }
 
+/// A batch has taken more than four fifths of what a drain allows.
+pub fn near_drain() {
+    NEAR_DRAIN.at(0).increment(1);
+}
+
 /// Connections of a pool that are in use now.
 pub fn pool_in_use(pool: PoolName, connections: usize) {
     POOL_IN_USE.at(pool as usize).set(connections as f64);
@@ -302,6 +311,16 @@ pub fn days(kept: &Kept) {
     OLDEST_DAY_AGE.at(0).set(kept.days.first().map_or(0.0, |(from, _)| kept.age_ms(*from) as f64 / 1000.0));
 }
 
+/// A table without days takes every id.
+pub fn no_days() {
+    DAYS_AHEAD.at(0).set(f64::INFINITY);
+}
+
+/// Whether days are kept that nobody needs for their age.
+pub fn held_back(is_held_back: bool) {
+    HELD_BACK.at(0).set(f64::from(u8::from(is_held_back)));
+}
+
 /// A run of the cleaner has ended well, or could not go on.
 pub fn cleaner(went_on: bool) {
     CLEANER_FAILED.at(0).set(f64::from(u8::from(!went_on)));
@@ -314,25 +333,22 @@ pub fn upkeep() {
 
 /// The text that Prometheus reads.
 #[must_use]
-pub fn render(status: &Status) -> String {
+pub fn render(source: Source<'_>, status: &Status, readiness: &Readiness) -> String {
     for family in FAMILIES {
         family.register();
     }
     let mut text = RECORDER.handle().render();
-    text.push_str(&render_status(status));
+    text.push_str(&now::render(source, &status.snapshot(), readiness));
+    text.push_str(&process::render());
     text
 }
 
 /// The Markdown table of all metrics: `docs/METRICS.md` equals it, and a test says so.
 #[must_use]
 pub fn markdown() -> String {
-    let mut rows = String::from(MARKDOWN_HEAD);
-    let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
-    for definition in FAMILIES.iter().map(|family| family.definition()).chain([&BUILD_INFO, &HELD, &HELD_REQUESTS]).chain(partition)
-    {
-        rows.push_str(&definition.row());
-    }
-    rows
+    let counted = FAMILIES.iter().map(|family| family.definition());
+    let rows = counted.chain(now::definitions()).chain(process::DEFINITIONS).map(Definition::row);
+    MARKDOWN_HEAD.to_owned() + &rows.collect::<String>()
 }
 
 const MARKDOWN_HEAD: &str = "# Metrics\n\n\
@@ -363,7 +379,7 @@ static DUPLICATES: Series<Counter> = Series::new(Definition {
     name: "onceward_duplicates_total",
     kind: Kind::Counter,
     labels: &[("cause", DuplicateCause::WORDS)],
-    help: "Events that were settled before, by why they came; /status tells what they would have cost.",
+    help: "Events that were settled before, by why they came.",
 });
 
 static BATCH_EVENTS: Series<Histogram> = Series::new(Definition {
@@ -451,6 +467,13 @@ static COMMITS: Series<Counter> = Series::new(Definition {
     help: "Offset commits sent to Kafka. A failed one loses nothing: the position is in the database too.",
 });
 
+static NEAR_DRAIN: Series<Counter> = Series::new(Definition {
+    name: "onceward_batches_near_drain_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Batches that took longer than four fifths of `pipeline.drain_ms`: what takes all of it is not waited for in a rebalance.",
+});
+
 static POOL_IN_USE: Series<Gauge> = Series::new(Definition {
     name: "onceward_pool_connections_in_use",
     kind: Kind::Gauge,
@@ -497,7 +520,7 @@ static DAYS_AHEAD: Series<Gauge> = Series::new(Definition {
     name: "onceward_retention_days_ahead",
     kind: Kind::Gauge,
     labels: &[],
-    help: "Days after today that the table of claims can take, without a hole; below 1 the next midnight stops partitions.",
+    help: "Days after today that the table of claims can take, without a hole; below 1 the next midnight stops partitions. +Inf: the table has no days.",
 });
 
 static OLDEST_DAY_AGE: Series<Gauge> = Series::new(Definition {
@@ -514,74 +537,19 @@ static FLOOR_AGE: Series<Gauge> = Series::new(Definition {
     help: "How old the youngest forgotten id is; an older event is held as beyond_horizon, unless it left other traces.",
 });
 
+static HELD_BACK: Series<Gauge> = Series::new(Definition {
+    name: "onceward_retention_held_back",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "1 while claims are kept that nobody needs for their age: somebody has not settled what is older. As the cleaner saw it last.",
+});
+
 static CLEANER_FAILED: Series<Gauge> = Series::new(Definition {
     name: "onceward_retention_cleaner_failed",
     kind: Kind::Gauge,
     labels: &[],
     help: "1 while the last run of the cleaner in this process could not go on; the log says why.",
 });
-
-const BUILD_INFO: Definition = Definition {
-    name: "onceward_build_info",
-    kind: Kind::Gauge,
-    labels: &[("version", &[]), ("revision", &[])],
-    help: "Always 1.",
-};
-
-const HELD: Definition = Definition {
-    name: "onceward_held_events",
-    kind: Kind::Gauge,
-    labels: &[("reason", &[]), ("state", &[])],
-    help: "Held events of this group and topic that are open, by reason and state; every process counts all partitions.",
-};
-
-const HELD_REQUESTS: Definition = Definition {
-    name: "onceward_held_requests",
-    kind: Kind::Gauge,
-    labels: &[],
-    help: "Requests of operators that are not carried out yet. One that stays is of a partition that nobody owns or that cannot serve.",
-};
-
-type Reading = fn(&PartitionStatus) -> Option<i64>;
-
-const PARTITION_GAUGES: &[(Definition, Reading)] = &[
-    (partition_gauge("onceward_window_records", "Records that wait in the partition's window."), |p| whole(p.window_records)),
-    (partition_gauge("onceward_window_bytes", "Memory that these records hold."), |p| whole(p.window_bytes)),
-    (partition_gauge("onceward_in_flight_events", "Records of the window's batch that is in its transaction."), |p| {
-        whole(p.in_flight)
-    }),
-    (partition_gauge("onceward_lag_records", "Records between the frontier and the end of the partition."), |p| p.lag()),
-    (partition_gauge("onceward_frontier_offset", "One past the last settled record; the database holds the same value."), |p| {
-        p.frontier.map(|next| next.0)
-    }),
-    (partition_gauge("onceward_committed_offset", "The offset that Kafka has taken."), |p| p.committed.map(|next| next.0)),
-    (partition_gauge("onceward_partition_epoch", "The epoch under which the partition is owned."), |p| Some(p.epoch.0)),
-    (
-        partition_gauge(
-            "onceward_stuck_seconds",
-            "How long the partition has had records to settle and no reason to wait, and has settled none; 0 while it moves.",
-        ),
-        |p| i64::try_from(p.stuck_for().as_secs()).ok(),
-    ),
-    (
-        partition_gauge("onceward_held_open_events", "Held events of the partition that are not settled; with too many it pauses."),
-        |p| whole(p.held_open),
-    ),
-    (
-        partition_gauge(
-            "onceward_partition_paused",
-            "1 while the partition waits: an operator has paused it, too many held events are open, or the database is away.",
-        ),
-        |p| Some(i64::from(p.paused.is_some())),
-    ),
-    (partition_gauge("onceward_partition_stopped", "1 while the partition waits for an operator."), |p| {
-        Some(i64::from(p.stopped.is_some()))
-    }),
-];
-
-const fn partition_gauge(name: &'static str, help: &'static str) -> Definition {
-    Definition { name, kind: Kind::Gauge, labels: &[("partition", &[])], help }
-}
 
 static FAMILIES: &[&dyn Family] = &[
     &EVENTS,
@@ -603,40 +571,14 @@ static FAMILIES: &[&dyn Family] = &[
     &DEAD_LETTERS,
     &CLIENT_ERRORS,
     &CLIENT_REPLACEMENTS,
+    &NEAR_DRAIN,
     &POOL_IN_USE,
     &DAYS_AHEAD,
     &OLDEST_DAY_AGE,
     &FLOOR_AGE,
+    &HELD_BACK,
     &CLEANER_FAILED,
 ];
-
-/// What is true now, on a recorder that ends with the scrape: no series outlives its partition.
-fn render_status(status: &Status) -> String {
-    let snapshot = status.snapshot();
-    let partition = PARTITION_GAUGES.iter().map(|(definition, _)| definition);
-    let recorder = series::recorder([&BUILD_INFO, &HELD, &HELD_REQUESTS].into_iter().chain(partition));
-    let set = |definition: &Definition, labels: &[(&'static str, String)], value: i64| {
-        definition.handle::<Gauge>(&recorder, labels).set(value as f64);
-    };
-    let revision = option_env!("ONCEWARD_REVISION").unwrap_or("unknown");
-    set(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION").to_owned()), ("revision", revision.to_owned())], 1);
-    for (reason, state, count) in &snapshot.held {
-        set(&HELD, &[("reason", reason.as_str().to_owned()), ("state", state.as_str().to_owned())], *count);
-    }
-    set(&HELD_REQUESTS, &[], snapshot.held_requests);
-    for (definition, reading) in PARTITION_GAUGES {
-        for (partition, state) in &snapshot.partitions {
-            if let Some(value) = reading(state) {
-                set(definition, &[("partition", partition.to_string())], value);
-            }
-        }
-    }
-    recorder.handle().render()
-}
-
-fn whole(number: usize) -> Option<i64> {
-    i64::try_from(number).ok()
-}
 
 #[cfg(test)]
 mod tests {
@@ -644,6 +586,10 @@ mod tests {
     use crate::record::{Epoch, NextOffset};
     use crate::store::held_events::HeldState;
     use crate::tests_support::assert_file;
+
+    fn shown(status: &Status) -> String {
+        render(Source { group: "billing", topic: "orders" }, status, &Readiness::new())
+    }
 
     #[test]
     fn the_documented_table_is_made_from_the_definitions() {
@@ -656,27 +602,28 @@ mod tests {
         let status = Status::default();
         status.partition_owned(0, Epoch(1));
         status.held(vec![(crate::handler::HeldReason::Unknown, HeldState::Parked, 2)], 0);
-        let text = render(&status);
+        let text = shown(&status);
         let mut heads: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (series, value) = line.rsplit_once(' ').expect("a name and a number");
             assert!(value.parse::<f64>().is_ok(), "{line}");
             let name = series.split('{').next().unwrap_or_default();
             assert!(heads.iter().any(|head| name.starts_with(head)), "{line} has no head");
-            assert!(name.starts_with("onceward_"), "{line}");
+            assert!(name.starts_with("onceward_") || name.starts_with("process_"), "{line}");
         }
         let families = heads.len();
         heads.sort_unstable();
         heads.dedup();
         assert_eq!(heads.len(), families);
-        assert!(text.contains("onceward_held_events{reason=\"unknown\",state=\"parked\"} 2\n"), "{text}");
+        let held = "onceward_held_events{group=\"billing\",topic=\"orders\",reason=\"unknown\",state=\"parked\"} 2\n";
+        assert!(text.contains(held), "{text}");
         assert!(text.contains(concat!("onceward_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"")), "{text}");
     }
 
     // CASES H06
     #[test]
     fn durations_have_buckets_that_reach_every_time_limit() {
-        let text = render(&Status::default());
+        let text = shown(&Status::default());
         for bucket in [
             "onceward_stage_seconds_bucket{stage=\"commit\",le=\"30\"}",
             "onceward_provider_call_seconds_bucket{class=\"unknown\",le=\"30\"}",
@@ -695,16 +642,16 @@ mod tests {
         status.frontier(7, Epoch(4), NextOffset(10));
         status.committed(7, Epoch(4), NextOffset(8));
         status.end(7, NextOffset(15));
-        let text = render(&status);
+        let text = shown(&status);
         for line in [
-            "onceward_lag_records{partition=\"7\"} 5\n",
-            "onceward_frontier_offset{partition=\"7\"} 10\n",
-            "onceward_committed_offset{partition=\"7\"} 8\n",
+            "onceward_lag_records{group=\"billing\",topic=\"orders\",partition=\"7\"} 5\n",
+            "onceward_frontier_offset{group=\"billing\",topic=\"orders\",partition=\"7\"} 10\n",
+            "onceward_committed_offset{group=\"billing\",topic=\"orders\",partition=\"7\"} 8\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
         status.partition_gone(7);
-        assert!(!render(&status).contains("partition=\"7\""));
+        assert!(!shown(&status).contains("partition=\"7\""));
     }
 
     // CASES H04. Kept, these samples would take 80 MB.
@@ -745,7 +692,7 @@ mod tests {
 
     #[test]
     fn each_function_changes_its_own_series() {
-        let calls: [(fn(), &str); 16] = [
+        let calls: [(fn(), &str); 17] = [
             (|| claims(Claims::Taken), "onceward_claims_total{form=\"taken\"}"),
             (|| events(Outcome::GivenBack, 1), "onceward_events_total{outcome=\"given_back\"}"),
             (|| batch_size(3), "onceward_batch_events_count"),
@@ -763,12 +710,13 @@ mod tests {
             (stale_confirmation, "onceward_stale_confirmations_total"),
             (|| dead_letters(Delivery::Failed, 1), "onceward_dead_letters_total{result=\"failed\"}"),
             (client_error, "onceward_client_errors_total"),
+            (near_drain, "onceward_batches_near_drain_total"),
             (client_replaced, "onceward_client_replacements_total"),
             (|| pool_in_use(PoolName::Attempts, 1), "onceward_pool_connections_in_use{pool=\"attempts\"}"),
         ];
         for (call, series) in calls {
             let value = || -> f64 {
-                let text = render(&Status::default());
+                let text = shown(&Status::default());
                 let line = text.lines().find(|line| line.starts_with(series)).expect(series);
                 line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
             };

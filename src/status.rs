@@ -38,6 +38,8 @@ pub struct Snapshot {
     pub paused: Option<String>,
     /// Requests of operators that nobody has carried out yet, as last counted.
     pub held_requests: i64,
+    /// Partitions that the database knows for the group and topic, as last counted.
+    pub known_partitions: Option<i64>,
 }
 
 /// Events that were settled before, and what they would have cost, by why they came.
@@ -268,6 +270,11 @@ impl Status {
         (view.held, view.held_requests) = (counts, requests);
     }
 
+    /// How many partitions the database knows for the group and topic.
+    pub fn known_partitions(&self, partitions: i64) {
+        self.lock().known_partitions = Some(partitions);
+    }
+
     /// Why the downstream is not called, if so.
     pub fn paused(&self, reason: Option<String>) {
         self.lock().paused = reason;
@@ -388,6 +395,11 @@ impl Readiness {
     pub const DAYS: &'static str = "days";
     /// The downstream is called.
     pub const PROVIDER: &'static str = "provider";
+    /// The process is not about to end.
+    pub const PROCESS: &'static str = "process";
+    /// All of them.
+    pub const LATCHES: &'static [&'static str] =
+        &[Self::DATABASE, Self::SCHEMA, Self::ASSIGNMENT, Self::PARTITIONS, Self::DAYS, Self::PROVIDER, Self::PROCESS];
 
     /// With the three latches of the service, all red.
     #[must_use]

@@ -27,6 +27,8 @@ pub enum Signal {
     Int,
     /// PostgreSQL's immediate shutdown, as a crash.
     Quit,
+    /// Read the configuration again.
+    Hangup,
     /// Ends at once, whatever it does.
     Kill,
     /// Freezes.
@@ -41,6 +43,7 @@ impl Signal {
             Self::Term => libc::SIGTERM,
             Self::Int => libc::SIGINT,
             Self::Quit => libc::SIGQUIT,
+            Self::Hangup => libc::SIGHUP,
             Self::Kill => libc::SIGKILL,
             Self::Stop => libc::SIGSTOP,
             Self::Continue => libc::SIGCONT,

@@ -1,7 +1,8 @@
-//! A definition and its handles in the recorder.
+//! A definition, its handles in the recorder, and its text where it is not counted but read.
 //!
 //! Invariant: a family has as many series as its label has words, from the first scrape to the last, and adding to one looks nothing up.
 
+use std::fmt::{Display, Write as _};
 use std::sync::OnceLock;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
@@ -132,6 +133,21 @@ impl Definition {
         H::register(recorder, &Key::from_parts(self.name, labels))
     }
 
+    /// The text that Prometheus reads, of samples that are read elsewhere: the labels' values and the number. Nothing without samples.
+    pub fn text<'a, V: Display>(&self, samples: impl IntoIterator<Item = (Vec<&'a str>, V)>) -> String {
+        let mut text = String::new();
+        for (values, number) in samples {
+            let labels = self.labels.iter().zip(values).map(|((label, _), value)| format!("{label}=\"{}\"", escaped(value)));
+            let labels = labels.collect::<Vec<_>>().join(",");
+            let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+            writeln!(text, "{}{labels} {number}", self.name).expect("memory takes it");
+        }
+        if text.is_empty() {
+            return text;
+        }
+        format!("# HELP {name} {}\n# TYPE {name} {}\n{text}\n", self.help, self.kind.word(), name = self.name)
+    }
+
     /// The metric's row in the documentation.
     pub fn row(&self) -> String {
         let label = |(name, words): &(&str, &[&str])| match words.join(", ") {
@@ -141,6 +157,11 @@ impl Definition {
         let labels = self.labels.iter().map(label).collect::<Vec<_>>().join("; ");
         format!("| `{}` | {} | {labels} | {} |\n", self.name, self.kind.word(), self.help)
     }
+}
+
+/// A label's value may be any text.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
 impl Kind {

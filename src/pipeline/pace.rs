@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
+use crate::metrics;
+
 /// How many batches are looked at.
 const RECENT: usize = 256;
 /// How often they are.
@@ -41,6 +43,9 @@ impl Pace {
 
     /// A batch has taken so long.
     pub fn took(&self, time: Duration) {
+        if self.is_near(time) {
+            metrics::near_drain();
+        }
         if let Some(p99) = self.look(time, Instant::now()) {
             warn!(
                 p99_ms = p99.as_millis(),
@@ -48,6 +53,11 @@ impl Pace {
                 "batches take nearly as long as pipeline.drain_ms: soon a rebalance will not wait for them, and their events come twice"
             );
         }
+    }
+
+    /// Four fifths of it leave little for what comes on top.
+    fn is_near(&self, time: Duration) -> bool {
+        time * 5 >= self.drain * 4
     }
 
     /// The time that all but one in a hundred stay below, when it is worth a warning.
@@ -65,7 +75,7 @@ impl Pace {
         let mut sorted: Vec<Duration> = recent.times.iter().copied().collect();
         sorted.sort_unstable();
         let p99 = sorted[sorted.len() * 99 / 100];
-        if p99 * 5 < self.drain * 4 {
+        if !self.is_near(p99) {
             return None;
         }
         recent.warned = Some(now);

@@ -63,7 +63,7 @@ pub struct Report {
     pub held_back: Vec<Limit>,
 }
 
-/// When a run that could not go on is tried again.
+/// When a run that could not go on, or was held back, is tried again.
 const AGAIN: Duration = Duration::from_secs(600);
 
 /// The cleaner of a running service.
@@ -100,6 +100,11 @@ impl Cleaner {
             }
         };
         metrics::cleaner(true);
+        metrics::held_back(!report.held_back.is_empty());
+        if !report.held_back.is_empty() {
+            // Whoever holds them back may have caught up long before the next day.
+            self.next = Instant::now() + self.interval.min(AGAIN);
+        }
         self.failed = Once::default();
         if report.deleted > 0 {
             info!(deleted = report.deleted, "old claims are deleted");

@@ -242,6 +242,16 @@ pub async fn has_rows(s: &mut Session, group: &str, topic: &str) -> Result<bool,
     s.within("has_rows", async |s| Ok(s.row("has_rows", found).await?.unwrap_or(false))).await
 }
 
+/// How many partitions of this topic the group has ever taken, or has a start for.
+///
+/// # Errors
+/// The statement failed.
+pub async fn count(s: &mut Session, group: &str, topic: &str) -> Result<i64, DbError> {
+    let of_topic = consumed_partition::consumer_group.eq(group).and(consumed_partition::topic.eq(topic));
+    let known = consumed_partition::table.filter(of_topic).count();
+    s.within("known_partitions", async |s| Ok(s.row("known_partitions", known).await?.unwrap_or(0))).await
+}
+
 /// How far every partition of this group and topic is settled; a partition of which nothing is settled is not there.
 ///
 /// # Errors

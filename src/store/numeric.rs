@@ -79,7 +79,8 @@ mod tests {
         assert_eq!(*count as usize, digits.len());
         let weight = i32::from(weight.cast_signed());
         let worth = digits.iter().enumerate().map(|(place, digit)| {
-            let power = u32::try_from(weight - i32::try_from(place).unwrap() + 1).expect("nothing is smaller than a ten-thousandth");
+            let power =
+                u32::try_from(weight - i32::try_from(place).unwrap() + 1).expect("nothing is smaller than a ten-thousandth");
             assert!(*digit < 10_000);
             i128::from(*digit) * 10_000_i128.pow(power)
         });

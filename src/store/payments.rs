@@ -7,8 +7,8 @@
 use diesel::sql_types::{Array, BigInt, Integer, Nullable, Numeric, Text, Uuid as SqlUuid};
 use uuid::Uuid;
 
-use super::statement::statement;
 use super::numeric::Exact;
+use super::statement::statement;
 use super::{DbError, Form, Session, storable};
 use crate::event::{Currency, Money};
 

@@ -272,6 +272,12 @@ impl Engine {
         self.wait();
     }
 
+    /// Writes another configuration in the place of its own, and has it read.
+    pub fn reconfigure(&mut self, configuration: &EngineBuilder) {
+        configuration.write(&self.folder);
+        self.signal(Signal::Hangup);
+    }
+
     /// Sends it a signal and waits for nothing.
     pub fn signal(&mut self, signal: Signal) {
         process::signal(&mut self.child, signal).expect("a signal is sent");
