@@ -8,6 +8,7 @@
 #![allow(dead_code, unused_imports, reason = "the tests decide which parts they need")]
 
 mod books;
+mod certificates;
 mod cleaner;
 mod database;
 mod engine;
@@ -16,6 +17,7 @@ mod orders;
 mod patience;
 mod proxy;
 mod raw_header;
+mod tls_front;
 mod topic;
 
 use std::env;
@@ -28,6 +30,7 @@ use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
+pub use certificates::{Authority, Folder, Identity};
 pub use cleaner::{CLEANERS_LOCK, start_without_cleaning};
 pub use database::{Backup, Database, Session};
 pub use engine::{Engine, EngineBuilder, get, run_onceward_within};
@@ -35,6 +38,7 @@ pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
+pub use tls_front::TlsFront;
 pub use topic::{Message, Read, Topic};
 
 /// One test's own world.
