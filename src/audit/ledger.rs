@@ -120,7 +120,8 @@ mod tests {
             keys.push(key.to_owned());
             Ok(())
         };
-        let (read, _) = tokio::join!(read(&url, false, see), serve);
+        let tls = Tls::default();
+        let (read, _) = tokio::join!(read(&url, &tls, false, see), serve);
         read.map(|()| keys)
     }
 
