@@ -14,6 +14,18 @@ use crate::support::{
 
 const GRANTS: &str = include_str!("../../ops/grants.sql");
 const ROLES: [&str; 4] = ["onceward_owner", "onceward_service", "onceward_reader", "onceward_operator"];
+/// What the reader may read.
+const READ: [&str; 8] = [
+    "processed_event",
+    "payment",
+    "payment_attempt",
+    "attempt_batch",
+    "consumed_partition",
+    "held_event",
+    "horizon_claim",
+    "retention",
+];
+const READS: [&[&str]; 5] = [&["audit"], &["held", "list"], &["held", "show", "1"], &["offsets", "show"], &["retention", "status"]];
 const DAY_MS: i64 = 86_400_000;
 const HELD: &str = "SELECT reason || ' ' || state FROM held_event ORDER BY id";
 
@@ -95,7 +107,7 @@ fn a_whole_life_of_the_service_needs_what_is_granted_and_all_of_it() {
     eventually_equal("what is settled is noted", 1, || world.database.count(noted));
 
     // A day is forgotten, and what nothing tells of any more is replayed and found to be another's.
-    for arguments in [&["audit"][..], &["held", "list"], &["held", "show", "1"], &["offsets", "show"], &["retention", "status"]] {
+    for arguments in READS {
         granted.must("onceward_reader", arguments);
     }
     assert!(granted.must("onceward_service", &["retention", "run"]).contains("is gone"));
@@ -131,6 +143,14 @@ fn a_whole_life_of_the_service_needs_what_is_granted_and_all_of_it() {
     };
     assert!(granted.writes("onceward_service").len() > 10);
     eventually_equal("whatever is granted was done", Vec::<String>::new(), unused);
+    for table in READ {
+        world.database.execute(&format!("REVOKE SELECT ON {table} FROM onceward_reader"));
+        let is_refused = |arguments: &&[&str]| {
+            String::from_utf8_lossy(&granted.run("onceward_reader", arguments).stderr).contains("permission denied")
+        };
+        assert!(READS.iter().any(is_refused), "nobody reads {table}");
+        world.database.execute(&format!("GRANT SELECT ON {table} TO onceward_reader"));
+    }
 }
 
 #[test]
@@ -160,23 +180,13 @@ fn a_right_that_is_missing_is_named_before_anything_is_read() {
 #[test]
 fn nobody_may_do_anothers_part() {
     let granted = Granted::new();
-    let reads = [
-        "processed_event",
-        "payment",
-        "payment_attempt",
-        "attempt_batch",
-        "consumed_partition",
-        "held_event",
-        "horizon_claim",
-        "retention",
-    ];
     granted.world.database.execute("CREATE ROLE stranger LOGIN PASSWORD 'secret'");
     let may = |role: &str, sql: &str| match postgres::query(&granted.url(role), sql) {
         Ok(_) => true,
         Err(postgres::PostgresError::Sql(_, error)) if error.code().is_some_and(|code| code.code() == "42501") => false,
         Err(error) => panic!("{role}: {error}"),
     };
-    for table in reads {
+    for table in READ {
         assert!(may("onceward_reader", &format!("TABLE {table}")), "{table}");
         assert!(!may("stranger", &format!("TABLE {table}")), "{table}");
         for write in [format!("DELETE FROM {table}"), format!("TRUNCATE {table}")] {
