@@ -42,6 +42,7 @@ pub use self::topic::{Bound, TopicRange};
 use self::traces::{Counts, Judge, Scope};
 use self::unseen::Unseen;
 use crate::store::{DbError, Session, Store, reconcile, retention, skips};
+use crate::tls::{self, Tls};
 
 /// Memory for one sort, unless something else is wanted, in bytes. Two are at work at the most.
 pub const MEMORY: usize = 16 << 20;
@@ -57,6 +58,8 @@ pub struct Options {
     pub produced: Option<Source>,
     /// The provider's base address; the ledger is read from `<url>/v1/ledger`. Without it, nobody can say what was charged twice.
     pub ledger: Option<Url>,
+    /// Whom its `https` connection trusts, and what it shows.
+    pub ledger_tls: Tls,
     /// The ledger counts amounts in the smallest unit, as `provider.amount = "minor_units"` posts them.
     pub ledger_in_minor_units: bool,
     /// Memory for one sort, in bytes.
@@ -101,6 +104,9 @@ pub enum AuditError {
     /// The provider's ledger.
     #[error("ledger: {0}")]
     Ledger(#[from] reqwest::Error),
+    /// A certificate or a key for it.
+    #[error("TLS to the ledger: {0}")]
+    Tls(#[from] tls::Fault),
     /// The brokers.
     #[error("topic: {0}; see kafka.brokers")]
     Kafka(#[from] KafkaError),
@@ -228,6 +234,6 @@ async fn read_ledger(
         }
         .map_err(AuditError::Sort)
     };
-    ledger::read(url, options.ledger_in_minor_units, see).await?;
+    ledger::read(url, &options.ledger_tls, options.ledger_in_minor_units, see).await?;
     Ok(Some(since_ms))
 }

@@ -14,6 +14,7 @@ mod secret;
 mod setting;
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use url::Url;
@@ -26,6 +27,7 @@ pub use self::secret::Secret;
 use self::setting::{choice, settings};
 use crate::provider;
 use crate::store::{self, TimeLimits};
+use crate::tls::{Roots, Tls, Trust};
 
 settings! {
     /// The topic and the consumer group.
@@ -72,9 +74,10 @@ settings! {
 
     /// PostgreSQL.
     database: DatabaseConfig {
-        /// `postgres://user:password@host:5432/database`. Required; `database.url_file` names a file that holds it.
+        /// `postgres://user:password@host:5432/database`. Required; `database.url_file` names a file that holds it. TLS as libpq has it, in the
+        /// URL: `?sslmode=verify-full&sslrootcert=/etc/onceward/ca.pem`.
         url: Secret = Secret::default(),
-        /// For one TCP connect.
+        /// For one connection, its handshakes included.
         connect_timeout: Duration = Duration::from_secs(2),
         /// How long to wait for a free connection of a pool.
         pool_wait: Duration = Duration::from_secs(5),
@@ -96,6 +99,12 @@ settings! {
         url: Option<Url> = None,
         /// Sent as a bearer token; `provider.token_file` names a file that holds it.
         token: Option<Secret> = None,
+        /// Whose certificates count for `https`, in PEM, instead of those that the machine trusts.
+        ca_file: Option<PathBuf> = None,
+        /// Our certificate with its chain, in PEM, for a provider that asks for one.
+        client_cert_file: Option<PathBuf> = None,
+        /// Its key, in PEM, without a passphrase.
+        client_key_file: Option<PathBuf> = None,
         /// The total time of one call, body included.
         call_timeout: Duration = Duration::from_secs(5),
         /// All calls of one transaction end within this, counted from its claim.
@@ -251,7 +260,7 @@ impl DatabaseConfig {
     #[must_use]
     pub fn settings(&self) -> store::Settings {
         store::Settings {
-            url: self.url.expose().to_owned(),
+            url: self.url.clone(),
             connect_timeout: self.connect_timeout,
             pool_wait: self.pool_wait,
             limits: TimeLimits {
@@ -270,11 +279,19 @@ impl ProviderConfig {
     pub fn settings(&self) -> Option<provider::Settings> {
         Some(provider::Settings {
             url: self.url.as_ref()?.to_string(),
-            token: self.token.as_ref().map(|token| token.expose().to_owned()),
+            token: self.token.clone(),
+            tls: self.tls(),
             call_timeout: self.call_timeout,
             max_in_flight: self.max_in_flight,
             profile: self.profile(),
         })
+    }
+
+    /// Whom an `https` connection trusts, and what it shows.
+    #[must_use]
+    pub fn tls(&self) -> Tls {
+        let roots = self.ca_file.clone().map_or(Roots::System, Roots::File);
+        Tls { trust: Trust::Name(roots), client: self.client_cert_file.clone().zip(self.client_key_file.clone()) }
     }
 
     /// What this provider does in its own way.

@@ -1,7 +1,8 @@
 //! onceward applies each business event from Kafka once: one row in PostgreSQL, one charge at the provider.
 //!
 //! The modules stand in the order a record travels: [`record`] → [`event`] → [`handler`] (and [`billing`], the handler of the
-//! service) → [`pipeline`] → [`provider`], [`store`]; before them a [`produce`]r, around them configuration, metrics, the admin port and the reconciler.
+//! service) → [`pipeline`] → [`provider`], [`store`]; before them a [`produce`]r, around them configuration, what is made of
+//! files that change ([`rotating`], [`tls`]), metrics, the admin port and the reconciler.
 
 pub mod record;
 
@@ -30,8 +31,10 @@ pub mod cli;
 pub mod config;
 pub mod metrics;
 mod overview;
+pub mod rotating;
 mod span;
 pub mod status;
+pub mod tls;
 
 #[doc(hidden)]
 pub mod crash;

@@ -6,6 +6,7 @@
 //! Invariant: a connection is either between transactions and known to be, or it is closed; nobody is handed anything else.
 
 mod connect;
+mod encryption;
 mod error;
 mod migrate;
 mod packed_headers;
@@ -13,6 +14,7 @@ mod schema;
 mod session;
 mod statement;
 mod tap;
+mod url;
 
 pub mod attempts;
 #[cfg(feature = "lab")]
@@ -36,14 +38,15 @@ pub mod reconcile;
 pub mod retention;
 pub mod skips;
 
-use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use crate::config::Secret;
 use crate::event::id::unix_ms_of;
 
 pub use self::error::{DbError, ErrorClass};
 pub use self::migrate::{MigrateError, migrate, schema_is_current};
 pub use self::session::{ConnectionAbort, Pool, PooledSession, Session, SessionManager, TimeLimits, TransactionError};
+pub use self::url::{DatabaseUrl, Encryption};
 
 /// How rows are inserted whose keys may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,28 +57,17 @@ pub enum Form {
     OnConflict,
 }
 
-/// What the store must be told. It holds the password, so it shows itself without its URL.
-#[derive(Clone)]
+/// What the store must be told.
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// `postgres://user:password@host1:5432,host2:5432/database`, or libpq's `key=value` form.
-    pub url: String,
-    /// The longest wait for one host to answer, its handshake included.
+    pub url: Secret,
+    /// The longest wait for one host to answer, its handshakes included.
     pub connect_timeout: Duration,
     /// The longest wait for a pooled connection that somebody else holds.
     pub pool_wait: Duration,
     /// The limits of the store's own transactions.
     pub limits: TimeLimits,
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url: _, connect_timeout, pool_wait, limits } = self;
-        f.debug_struct("Settings")
-            .field("connect_timeout", connect_timeout)
-            .field("pool_wait", pool_wait)
-            .field("limits", limits)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The pools. They are apart so that neither an attempt nor a bump ever waits for a batch that waits for it.
@@ -96,10 +88,10 @@ impl Store {
     /// Makes the pools. Nothing is connected yet: each connection is made when it is first needed.
     ///
     /// # Errors
-    /// The URL cannot be understood, or asks for something that is not there (TLS).
+    /// The URL cannot be understood, or a file of it cannot be used.
     pub fn connect(settings: &Settings, partition_concurrency: usize) -> Result<Self, DbError> {
-        let target = connect::Target::parse(settings)?;
-        let pool = |size| session::pool(target.clone(), settings, size);
+        let server = connect::Server::new(settings)?;
+        let pool = |size| session::pool(server.clone(), settings, size);
         Ok(Self {
             claims: pool(partition_concurrency)?,
             attempts: pool(partition_concurrency)?,
@@ -139,13 +131,5 @@ mod tests {
     fn no_text_is_too_strange_to_store() {
         assert_eq!(storable("a\0b\u{7f}é"), "ab\u{7f}é");
         assert_eq!(storable(&"é\0".repeat(5_000)).chars().count(), 2_000);
-    }
-
-    #[test]
-    fn settings_do_not_show_the_password() {
-        let second = Duration::from_secs(1);
-        let limits = TimeLimits { lock: second, statement: second, idle_in_transaction: second, budget: second };
-        let settings = Settings { url: "postgres://u:secret@h/d".to_owned(), connect_timeout: second, pool_wait: second, limits };
-        assert!(!format!("{settings:?}").contains("secret"));
     }
 }

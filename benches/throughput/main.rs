@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use onceward::config::Secret;
 use onceward::lab::postgres;
 use onceward::store::{self, Form, Settings, TimeLimits};
 use serde_json::{Map, Value, json};
@@ -308,7 +309,7 @@ impl Drop for Database<'_> {
 fn settings(url: &str) -> Settings {
     let ms = Duration::from_millis;
     let limits = TimeLimits { lock: ms(3_000), statement: ms(5_000), idle_in_transaction: ms(12_000), budget: ms(20_000) };
-    Settings { url: url.to_owned(), connect_timeout: ms(2_000), pool_wait: ms(5_000), limits }
+    Settings { url: Secret::new(url.to_owned()), connect_timeout: ms(2_000), pool_wait: ms(5_000), limits }
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {

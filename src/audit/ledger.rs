@@ -11,6 +11,8 @@ use url::Url;
 
 use super::AuditError;
 use super::entry::{Booking, Content};
+use crate::rotating::Files;
+use crate::tls::Tls;
 
 /// One line of the provider's ledger.
 #[derive(Deserialize)]
@@ -33,6 +35,7 @@ enum Status {
 /// Hands every booking to `see`, with its key and its content.
 pub(super) async fn read(
     url: &Url,
+    tls: &Tls,
     in_minor_units: bool,
     mut see: impl FnMut(&str, Booking, Option<Content>) -> Result<(), AuditError>,
 ) -> Result<(), AuditError> {
@@ -40,9 +43,8 @@ pub(super) async fn read(
     const MAX_LINE: usize = 64 << 10;
     /// The ledger may be long; silence may not.
     const SILENCE: Duration = Duration::from_secs(30);
-    // An error means that it is installed already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::builder().connect_timeout(SILENCE).read_timeout(SILENCE).no_proxy().build()?;
+    let builder = reqwest::Client::builder().connect_timeout(SILENCE).read_timeout(SILENCE).no_proxy();
+    let client = tls.of_http(builder, url, &mut Files::default())?.build()?;
     let address = format!("{}/v1/ledger", url.as_str().trim_end_matches('/'));
     let mut response = client.get(&address).send().await?.error_for_status()?;
     let (mut rest, mut number) = (Vec::new(), 0);
@@ -118,7 +120,8 @@ mod tests {
             keys.push(key.to_owned());
             Ok(())
         };
-        let (read, _) = tokio::join!(read(&url, false, see), serve);
+        let tls = Tls::default();
+        let (read, _) = tokio::join!(read(&url, &tls, false, see), serve);
         read.map(|()| keys)
     }
 

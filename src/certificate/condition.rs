@@ -58,6 +58,9 @@ conditions! {
     Database = "database", Blocking,
         "PostgreSQL answers, takes writes (no standby, not read-only) and keeps texts as UTF-8",
         "`run` waits for it";
+    DatabaseTls = "database_tls", Advisory,
+        "`database.url` has `sslmode=verify-full` or `verify-ca`, or is of this machine",
+        "password and payloads could be read on the way, or somebody else could answer; nothing is charged twice by it";
     ServerVersion = "server_version", Blocking,
         "the server is PostgreSQL 14 or newer",
         "older ones have no multiranges and cannot detach a day without a lock";

@@ -6,6 +6,9 @@
 //! Invariant: a setting is judged by what it is for our own sessions.
 
 use std::fmt::Display;
+use std::net::IpAddr;
+
+use tokio_postgres::config::Host;
 
 use super::tables::{self, Made};
 use super::{Answers, Condition, session};
@@ -14,7 +17,8 @@ use crate::event::id::{DAY_MS, day_of, day_text, first_id_of_day, unix_ms};
 use crate::retention::sweeper::CREATE_INDEX;
 use crate::store::conditions::{self, Memory, Settings};
 use crate::store::old_claims::{self, PlainTable};
-use crate::store::{self, PooledSession, Session, retention};
+use crate::store::{self, DatabaseUrl, Encryption, PooledSession, Session, retention};
+use crate::tls::{Tls, Trust};
 
 /// Multiranges, and a DETACH that locks nobody out.
 const OLDEST_SERVER: i32 = 140_000;
@@ -22,8 +26,35 @@ const OLDEST_SERVER: i32 = 140_000;
 const ACCEPTED: &str =
     "or say in the database that it need not survive a crash: ALTER DATABASE … SET onceward.no_fsync = 'accepted'";
 
+/// Whether anybody on the way can read what we say, or answer in the server's place.
+fn encryption(config: &Config, answers: &mut Answers) {
+    let Ok(DatabaseUrl { config: url, encryption }) = DatabaseUrl::parse(config.database.url.expose()) else { return };
+    let found = match encryption {
+        Encryption::Always(Tls { trust: Trust::Name(_), .. }) => Ok("verify-full"),
+        Encryption::Always(Tls { trust: Trust::Issuer(_), .. }) => Ok("verify-ca"),
+        _ if is_of_this_machine(&url) => Ok("of this machine"),
+        Encryption::Always(Tls { trust: Trust::Anyone, .. }) => Err("it is encrypted, and whoever answers is believed"),
+        Encryption::IfOffered(_) => Err("it is encrypted only if the server says that it can, and whoever answers is believed"),
+        Encryption::Never => Err("it is in plain text"),
+    };
+    let todo = "add sslmode=verify-full and sslrootcert to database.url";
+    answers.judged(Condition::DatabaseTls, found.map(str::to_owned).map_err(|found| (found.to_owned(), todo)));
+}
+
+fn is_of_this_machine(url: &tokio_postgres::Config) -> bool {
+    let is_near = |address: &IpAddr| address.is_loopback();
+    match url.get_hostaddrs() {
+        [] => url.get_hosts().iter().all(|host| match host {
+            Host::Unix(_) => true,
+            Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|address| is_near(&address)),
+        }),
+        addresses => addresses.iter().all(is_near),
+    }
+}
+
 /// A connection; none when the database does not answer as it must.
 pub(super) async fn connect(config: &Config, answers: &mut Answers) -> Option<PooledSession> {
+    encryption(config, answers);
     let url = config.database.url.redacted_url();
     match session(config).await {
         Ok(session) => {
@@ -205,6 +236,31 @@ fn judge_days(days: &[(uuid::Uuid, uuid::Uuid)], today: i64, ahead: u32, memory:
 mod tests {
     use super::super::Verdict;
     use super::*;
+    use crate::config::Secret;
+
+    #[test]
+    fn a_database_elsewhere_wants_to_be_encrypted_and_known() {
+        let verdict = |host: &str, words: &str| {
+            let (mut config, mut answers) = (Config::default(), Answers::default());
+            config.database.url = Secret::new(format!("postgres://u@{host}/d{words}"));
+            encryption(&config, &mut answers);
+            answers.0[&Condition::DatabaseTls].verdict
+        };
+        for host in ["127.0.0.1", "localhost", "[::1]", "%2Frun%2Fpg"] {
+            assert_eq!(verdict(host, ""), Verdict::Ok, "{host}");
+        }
+        for (words, wanted) in [
+            ("", Verdict::Failed),
+            ("?sslmode=disable", Verdict::Failed),
+            ("?sslmode=require", Verdict::Failed),
+            ("?sslmode=require&sslrootcert=/ca.pem", Verdict::Ok),
+            ("?sslmode=verify-full&sslrootcert=system", Verdict::Ok),
+        ] {
+            assert_eq!(verdict("db", words), wanted, "{words}");
+            assert_eq!(verdict("db,localhost", words), wanted, "{words}");
+        }
+        assert_eq!(verdict("db", "?hostaddr=127.0.0.1"), Verdict::Ok);
+    }
 
     fn settings() -> Settings {
         let on = || "on".to_owned();

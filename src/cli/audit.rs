@@ -78,6 +78,7 @@ impl Audit {
                 None => self.reads_topic().then(range).map(Source::Topic),
             },
             ledger: self.ledger.clone(),
+            ledger_tls: config.provider.tls(),
             ledger_in_minor_units: config.provider.amount == AmountForm::MinorUnits,
             memory: usize::from(self.memory) << 20,
             show_progress: true,

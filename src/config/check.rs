@@ -9,11 +9,13 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use tokio_postgres::config::SslMode;
 use tracing_subscriber::EnvFilter;
 
 use super::load::Fault;
 use super::{Assignor, Config, ProviderKind, Secret};
+use crate::rotating::Files;
+use crate::store::{DatabaseUrl, Encryption};
+use crate::tls::Part;
 
 /// What a command requires to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,7 @@ pub fn faults(config: &Config, needs: &[Need], known: &[Fault]) -> Vec<Fault> {
     required(config, needs, &mut faults);
     faults.retain(|fault| !known.iter().any(|known| known.key.trim_end_matches("_file") == fault.key));
     texts(config, &mut faults);
+    files(config, needs, &mut faults);
     numbers(config, &mut faults);
     durations(config, &mut faults);
     faults
@@ -93,26 +96,57 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
         let such = "such as `openssl rand -hex 32` prints";
         push(faults, "admin.token", format!("must be {SHORTEST_TOKEN} or more printable ASCII characters without blanks, {such}"));
     }
+}
+
+/// Every file is there and can be used.
+fn files(config: &Config, needs: &[Need], faults: &mut Vec<Fault>) {
     if let Some(problem) = database_url(config.database.url.expose()) {
-        push(faults, "database.url", problem.to_owned());
+        push(faults, "database.url", problem);
+    }
+    let provider = &config.provider;
+    if provider.client_cert_file.is_some() != provider.client_key_file.is_some() {
+        push(faults, "provider.client_key_file", "is given together with provider.client_cert_file, or not at all".to_owned());
+    }
+    let given = [
+        ("provider.ca_file", &provider.ca_file),
+        ("provider.client_cert_file", &provider.client_cert_file),
+        ("provider.client_key_file", &provider.client_key_file),
+    ];
+    match &provider.url {
+        Some(url) if url.scheme() == "https" && needs.contains(&Need::Provider) => {
+            if let Err(fault) = provider.tls().config(&mut Files::default()) {
+                let [roots, certificate, key] = given.map(|(key, _)| key);
+                let key = match fault.part {
+                    Part::Roots => roots,
+                    Part::Certificate => certificate,
+                    Part::Key => key,
+                };
+                push(faults, key, fault.to_string());
+            }
+        }
+        Some(url) if url.scheme() == "http" => {
+            for (key, _) in given.iter().filter(|(_, file)| file.is_some()) {
+                push(faults, key, "is of no use: provider.url is not https".to_owned());
+            }
+        }
+        _ => {}
     }
 }
 
 /// Never quotes the URL: what does not parse may be a piece of a password.
-fn database_url(url: &str) -> Option<&'static str> {
-    const NO_TLS: &str =
-        "asks for TLS, which is not supported for now; use sslmode=disable or prefer, and never over a network you do not trust";
+fn database_url(url: &str) -> Option<String> {
     if url.is_empty() {
         return None;
     }
-    match url.parse::<tokio_postgres::Config>() {
-        _ if ["sslmode=require", "sslmode=verify"].iter().any(|mode| url.contains(mode)) => Some(NO_TLS),
-        Ok(parsed) if !matches!(parsed.get_ssl_mode(), SslMode::Disable | SslMode::Prefer) => Some(NO_TLS),
-        Ok(parsed) if parsed.get_hosts().is_empty() => Some("names no host"),
-        Ok(parsed) if parsed.get_dbname().is_none() => Some("names no database"),
-        Ok(_) => None,
-        Err(_) => Some("must be postgres://user:password@host:5432/database, special characters in the password percent-encoded"),
+    let (config, tls) = match DatabaseUrl::parse(url) {
+        Ok(DatabaseUrl { config, encryption: Encryption::Never }) => (config, None),
+        Ok(DatabaseUrl { config, encryption: Encryption::IfOffered(tls) | Encryption::Always(tls) }) => (config, Some(tls)),
+        Err(problem) => return Some(problem.to_owned()),
+    };
+    if config.get_dbname().is_none() {
+        return Some("names no database".to_owned());
     }
+    tls?.config(&mut Files::default()).err().map(|fault| format!("names a file that cannot be used: {fault}"))
 }
 
 fn numbers(config: &Config, faults: &mut Vec<Fault>) {

@@ -9,6 +9,7 @@ use std::path::Path;
 use super::check::{self, Need};
 use super::setting::{Key, Raw};
 use super::{Config, KEYS, SECTIONS};
+use crate::rotating::Files;
 
 /// All faults of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,9 +158,9 @@ impl Reading {
             return (value.key.set)(&mut self.config, &value.sub, &value.raw);
         }
         let path = super::setting::word(&value.raw).ok_or("must be the name of a file")?;
-        let text = std::fs::read_to_string(&path).map_err(|error| format!("{path} cannot be read: {error}"))?;
-        let secret = Raw::Word(text.trim_end_matches(['\r', '\n']).to_owned());
-        (value.key.set)(&mut self.config, "", &secret).map_err(|problem| format!("the content of {path} {problem}"))
+        let text = super::secret::of_file(path.as_ref(), &mut Files::default())?;
+        let kept = Raw::Kept(path.clone().into(), text);
+        (value.key.set)(&mut self.config, "", &kept).map_err(|problem| format!("the content of {path} {problem}"))
     }
 
     fn fault(&mut self, key: &str, origin: Option<String>, problem: String) {

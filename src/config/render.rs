@@ -89,6 +89,9 @@ const BLANK: &[(&str, &str)] = &[
     ("database.url", "\"postgres://onceward:password@db:5432/onceward\""),
     ("provider.url", "\"http://payments:8080\""),
     ("provider.token", "\"…\""),
+    ("provider.ca_file", "\"/etc/onceward/provider-ca.pem\""),
+    ("provider.client_cert_file", "\"/etc/onceward/client.pem\""),
+    ("provider.client_key_file", "\"/etc/onceward/client.key\""),
     ("retention.replay_horizon_ms", "2_592_000_000"),
     ("admin.token", "\"what-openssl-rand-hex-32-prints\""),
 ];
@@ -113,8 +116,12 @@ A TOML file (`--config FILE` or `ONCEWARD_CONFIG`), and the environment over it:
 Unknown keys are refused, in both. All faults are reported together, with exit code 64; `onceward check --show-config` prints the
 effective values, secrets redacted. This page is made from `src/config.rs`; a test holds it true.
 
-- **Secrets** (`database.url`, `provider.token`, `admin.token`) may stand in a file of their own: `database.url_file`,
-  `provider.token_file`, `admin.token_file` (`ONCEWARD_DATABASE_URL_FILE`, `ONCEWARD_PROVIDER_TOKEN_FILE`, `ONCEWARD_ADMIN_TOKEN_FILE`). A relative name is relative to the working directory.
+- **Secrets** (`database.url`, `provider.token`, `admin.token`) may stand in a file of their own: `database.url_file`, `provider.token_file`,
+  `admin.token_file` (`ONCEWARD_DATABASE_URL_FILE`, `ONCEWARD_PROVIDER_TOKEN_FILE`, `ONCEWARD_ADMIN_TOKEN_FILE`). A relative name is relative
+  to the working directory. These files, but for the last, and those of certificates and keys may be replaced while the service runs
+  ([how](OPERATIONS.md#secrets-and-certificates)).
+- **TLS to PostgreSQL** is asked for in the URL, as libpq does: `sslmode`, `sslrootcert` (a file, or `system`), `sslcert` and `sslkey`
+  ([what they mean](OPERATIONS.md#tls-to-postgresql)).
 - **Time limits** end in `_ms`. They must keep an order, checked at start: call < effect deadline < idle in transaction;
   lock + call + 2 s < drain; statement + idle in transaction < session < poll interval; effect deadline + statement < transaction budget;
   `retry.max_age_ms` + margin < the life of the provider's keys.

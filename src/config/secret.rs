@@ -1,38 +1,62 @@
 //! A value that must not be seen.
 //!
-//! Invariant: only [`Secret::expose`] gives the text out; `Debug` and every rendering show a redacted form.
+//! Invariant: only [`Secret::expose`] and [`Secret::now`] give the text out; `Debug` and every rendering show a redacted form.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use tokio_postgres::config::Host;
 
+use crate::rotating::Files;
+use crate::store::DatabaseUrl;
+
 /// A text that is never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret {
+    text: String,
+    /// Where it is kept.
+    file: Option<PathBuf>,
+}
 
 impl Secret {
     /// Wraps a text.
     #[must_use]
     pub const fn new(text: String) -> Self {
-        Self(text)
+        Self { text, file: None }
     }
 
-    /// The text itself, for the one place that needs it.
+    /// The text of a file.
+    pub(super) fn kept_in(self, file: Option<PathBuf>) -> Self {
+        Self { file, ..self }
+    }
+
+    /// The text as it was at the start, for the one place that needs it.
     #[must_use]
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// The text as it is now: what is kept in a file may be changed there.
+    ///
+    /// # Errors
+    /// The file cannot be read or is empty.
+    pub fn now(&self, files: &mut Files) -> Result<String, String> {
+        match &self.file {
+            Some(file) => of_file(file, files),
+            None => Ok(self.text.clone()),
+        }
     }
 
     /// Whether nothing was given.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.text.is_empty()
     }
 
     /// A database URL with nothing but its user, hosts and database, and a mark for its password, read by the parser that will connect with it.
     #[must_use]
     pub fn redacted_url(&self) -> String {
-        let Ok(parsed) = self.0.parse::<tokio_postgres::Config>() else { return REDACTED.to_owned() };
+        let Ok(DatabaseUrl { config: parsed, .. }) = DatabaseUrl::parse(&self.text) else { return REDACTED.to_owned() };
         let ports = parsed.get_ports();
         let host = |(index, host): (usize, &Host)| {
             let name = match host {
@@ -48,6 +72,15 @@ impl Secret {
         let password = if parsed.get_password().is_some() { ":***" } else { "" };
         let user = parsed.get_user().map_or_else(String::new, |user| format!("{user}{password}@"));
         format!("postgres://{user}{hosts}/{}", parsed.get_dbname().unwrap_or_default())
+    }
+}
+
+/// Without the end of its line.
+pub(super) fn of_file(file: &Path, files: &mut Files) -> Result<String, String> {
+    let text = std::str::from_utf8(files.read(file)?).map_err(|_| format!("{} is not UTF-8", file.display()))?;
+    match text.trim_end_matches(['\r', '\n']) {
+        "" => Err(format!("{} is empty", file.display())),
+        text => Ok(text.to_owned()),
     }
 }
 
@@ -79,6 +112,7 @@ mod tests {
             ("host=db-1 user=bill password=hunter2 dbname=money", "postgres://bill:***@db-1/money"),
             ("postgres://bill:hunter2@db-1", "postgres://bill:***@db-1:5432/"),
             ("postgres://bill@db-1/money", "postgres://bill@db-1:5432/money"),
+            ("postgres://bill:hunter2@db-1/money?sslmode=verify-full&sslrootcert=/hunter2", "postgres://bill:***@db-1:5432/money"),
             ("hunter2", "[redacted]"),
             ("postgres://bill:hunter2@db-1/money?x=hunter2", "[redacted]"),
         ] {

@@ -4,6 +4,7 @@
 //! Invariant: a key that is parsed is documented, and a key that is documented is parsed: both come from the same line.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use url::Url;
@@ -61,6 +62,17 @@ pub enum Raw {
     Toml(toml::Value),
     /// In the environment, always a word.
     Word(String),
+    /// In a file of its own.
+    Kept(PathBuf, String),
+}
+
+impl Raw {
+    fn file(&self) -> Option<PathBuf> {
+        match self {
+            Self::Kept(file, _) => Some(file.clone()),
+            Self::Toml(_) | Self::Word(_) => None,
+        }
+    }
 }
 
 /// A type that a key can have.
@@ -248,7 +260,7 @@ impl Setting for bool {
     fn read(raw: &Raw) -> Result<Self, String> {
         let found = match raw {
             Raw::Toml(value) => value.as_bool(),
-            Raw::Word(word) => word.parse().ok(),
+            Raw::Word(word) | Raw::Kept(_, word) => word.parse().ok(),
         };
         found.ok_or_else(|| format!("must be {}", Self::KIND))
     }
@@ -289,13 +301,26 @@ impl Setting for Option<Url> {
     }
 }
 
+/// The name of a file.
+impl Setting for Option<PathBuf> {
+    const KIND: &'static str = "file";
+
+    fn read(raw: &Raw) -> Result<Self, String> {
+        String::read(raw).map(|name| Some(name.into()))
+    }
+
+    fn show(&self) -> Option<String> {
+        self.as_ref().map(|path| quote(&path.to_string_lossy()))
+    }
+}
+
 /// A secret alone is a database URL: it is shown with what tells databases apart.
 impl Setting for Secret {
     const KIND: &'static str = "secret URL";
     const SECRET: bool = true;
 
     fn read(raw: &Raw) -> Result<Self, String> {
-        String::read(raw).map(Self::new)
+        String::read(raw).map(|text| Self::new(text).kept_in(raw.file()))
     }
 
     fn show(&self) -> Option<String> {
@@ -308,7 +333,7 @@ impl Setting for Option<Secret> {
     const SECRET: bool = true;
 
     fn read(raw: &Raw) -> Result<Self, String> {
-        String::read(raw).map(|text| Some(Secret::new(text)))
+        Secret::read(raw).map(Some)
     }
 
     fn show(&self) -> Option<String> {
@@ -326,7 +351,7 @@ impl Setting for KafkaOptions {
 
     fn set(&mut self, sub: &str, raw: &Raw) -> Result<(), String> {
         let value = match raw {
-            Raw::Word(word) | Raw::Toml(toml::Value::String(word)) => word.clone(),
+            Raw::Word(word) | Raw::Kept(_, word) | Raw::Toml(toml::Value::String(word)) => word.clone(),
             Raw::Toml(value @ (toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_))) => value.to_string(),
             Raw::Toml(_) => return Err("must be text, a number, true or false".to_owned()),
         };
@@ -343,7 +368,7 @@ impl Setting for KafkaOptions {
 pub fn word(raw: &Raw) -> Option<String> {
     match raw {
         Raw::Toml(value) => value.as_str().map(str::to_owned),
-        Raw::Word(word) => Some(word.clone()),
+        Raw::Word(word) | Raw::Kept(_, word) => Some(word.clone()),
     }
 }
 
@@ -351,7 +376,7 @@ pub fn word(raw: &Raw) -> Option<String> {
 fn whole(raw: &Raw) -> Result<u64, String> {
     let found = match raw {
         Raw::Toml(value) => value.as_integer().and_then(|number| u64::try_from(number).ok()),
-        Raw::Word(word) => word.replace('_', "").parse().ok(),
+        Raw::Word(word) | Raw::Kept(_, word) => word.replace('_', "").parse().ok(),
     };
     found.ok_or_else(|| "must be a whole number, zero or more".to_owned())
 }

@@ -32,13 +32,15 @@ pub struct Options {
     pub max_connections: u32,
     /// Further `name = value` settings.
     pub settings: Vec<(String, String)>,
+    /// Settings that name a file, such as `ssl_key_file` or `hba_file`, with what is to be in it.
+    pub files: Vec<(String, String)>,
     /// Where the data is kept; it must not exist yet, and stays when the server is dropped. `None`: a folder of its own.
     pub data: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { fsync: true, max_connections: 100, settings: Vec::new(), data: None }
+        Self { fsync: true, max_connections: 100, settings: Vec::new(), files: Vec::new(), data: None }
     }
 }
 
@@ -111,6 +113,11 @@ impl Postgres {
             settings.push(("onceward.no_fsync".to_owned(), "accepted".to_owned()));
         }
         settings.extend(options.settings.iter().cloned());
+        for (name, content) in &options.files {
+            let path = folder.path().join(name);
+            private_file(&path, content, account)?;
+            settings.push((name.clone(), path.display().to_string()));
+        }
         let mut postgres = Self {
             binaries,
             data: options.data.clone().unwrap_or_else(|| folder.path().join("data")),
@@ -179,10 +186,7 @@ impl Postgres {
 
     fn init(&self) -> Result<(), PostgresError> {
         let password = self.log.with_file_name("password");
-        let written =
-            fs::write(&password, &self.password).and_then(|()| fs::set_permissions(&password, fs::Permissions::from_mode(0o600)));
-        written.map_err(|e| PostgresError::Io("writing the password", e))?;
-        Account::own(self.account, &password)?;
+        private_file(&password, &self.password, self.account)?;
         let mut done = self.initdb(&password, self.command(&self.binaries.program("initdb"))?);
         if let Err(PostgresError::Failed { output, .. }) = &done
             && output.contains("could not look up effective user ID")
@@ -304,6 +308,13 @@ fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// Only the server can read it.
+fn private_file(path: &Path, content: &str, account: Option<Account>) -> Result<(), PostgresError> {
+    let written = fs::write(path, content).and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)));
+    written.map_err(|e| PostgresError::Io("writing a file", e))?;
+    Account::own(account, path)
 }
 
 /// Whom the server runs as when we are root.

@@ -354,10 +354,11 @@ mod tests {
     use crate::lab::provider_stub::{Act, Options, ProviderStub, Rule};
     use crate::provider::profile::tests::profile;
     use crate::provider::{AmountForm, Settings};
+    use crate::tls::Tls;
 
     fn client(stub: &ProviderStub, call_timeout: Duration) -> Client {
         let (url, profile) = (stub.url(), crate::provider::Profile { amount: AmountForm::Decimal, ..profile() });
-        Client::new(&Settings { url, token: None, call_timeout, max_in_flight: 8, profile }).unwrap()
+        Client::new(&Settings { url, token: None, tls: Tls::default(), call_timeout, max_in_flight: 8, profile }).unwrap()
     }
 
     fn stub(script: Vec<Rule>) -> ProviderStub {

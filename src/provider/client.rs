@@ -1,14 +1,15 @@
 //! One charge over HTTP, or the question what became of one.
 //!
 //! In: an event id and the bytes of its charge. Out: one [`Answer`] (or [`Found`]), always, within the time limit. It owns the connections; it keeps
-//! nothing of a call. If it dies here, the attempt's row tells that the provider may have heard of the event.
+//! nothing of a call. If it dies here, the attempt's row tells that the provider may have heard of the event. Its token and its certificates
+//! are those that their files hold at that time.
 //!
 //! Invariant: "not reached" is said only when no connection stood, so that nothing can have been sent; whatever fails later is
 //! unknown. It never sends a call a second time: what to do after an unknown answer is not decided here.
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::sync::Once;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
@@ -19,16 +20,21 @@ use uuid::Uuid;
 use super::Settings;
 use super::answer::{Answer, Found, Reply};
 use super::profile::{CHARGES_PATH, Profile};
+use crate::rotating::{Files, Rotating};
+use crate::tls;
 
 /// R-KFK-IDEM-4.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 * 1024;
+/// Between two looks at the files of the token and the certificates.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// The provider's client. It belongs to the runtime it is used on.
 #[derive(Clone, Debug)]
 pub struct Client {
-    http: reqwest::Client,
+    /// Made anew when a file has changed: calls that run end on their old connections.
+    http: Arc<Rotating<reqwest::Client, ClientError>>,
     charges: Url,
     profile: Profile,
     call_timeout: Duration,
@@ -40,10 +46,16 @@ pub enum ClientError {
     /// The address is no `http` or `https` address.
     #[error("the provider's address cannot be used: {0}")]
     Url(String),
+    /// The file of the token cannot be used.
+    #[error("the provider's token: {0}")]
+    TokenFile(String),
     /// The token cannot stand in a header.
     #[error("the provider's token holds characters that no header can carry")]
     Token(#[from] InvalidHeaderValue),
-    /// TLS or its certificates.
+    /// A certificate or a key.
+    #[error("TLS to the provider: {0}")]
+    Tls(#[from] tls::Fault),
+    /// Anything else.
     #[error("the HTTP client cannot be made: {0}")]
     Http(#[from] reqwest::Error),
 }
@@ -52,31 +64,12 @@ impl Client {
     /// Makes a client. No connection is made yet.
     ///
     /// # Errors
-    /// The address or the token cannot be used, or an `https` address meets a machine without root certificates.
+    /// The address, the token or a file cannot be used, or an `https` address meets a machine without root certificates.
     pub fn new(settings: &Settings) -> Result<Self, ClientError> {
         let charges = charges_url(&settings.url)?;
-        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
-        if let Some(token) = &settings.token {
-            let mut value = HeaderValue::try_from(format!("Bearer {token}"))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        use_ring();
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("onceward/", env!("CARGO_PKG_VERSION")))
-            .default_headers(headers)
-            .timeout(settings.call_timeout)
-            // Shorter than the whole call, so that a provider that cannot be reached is "not reached" and not "unknown".
-            .connect_timeout(settings.call_timeout / 2)
-            .pool_max_idle_per_host(settings.max_in_flight)
-            .redirect(redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .no_proxy();
-        if charges.scheme() == "http" {
-            // No certificate is ever looked at, and a machine without any must still be able to run.
-            builder = builder.tls_certs_only([]);
-        }
-        Ok(Self { http: builder.build()?, charges, profile: settings.profile.clone(), call_timeout: settings.call_timeout })
+        let (of_files, url) = (settings.clone(), charges.clone());
+        let http = Rotating::new("provider", LOOK, move |files| http(&of_files, &url, files))?;
+        Ok(Self { http: Arc::new(http), charges, profile: settings.profile.clone(), call_timeout: settings.call_timeout })
     }
 
     /// The longest time that [`Self::charge`] takes.
@@ -88,7 +81,7 @@ impl Client {
     /// Posts one charge. `had_unknown` = an earlier answer for this event was unknown.
     pub async fn charge(&self, event_id: Uuid, body: Vec<u8>, had_unknown: bool) -> Answer {
         // `Uuid` shows itself as lower-case hyphenated text, the one spelling of the key (CASES F14).
-        let request = self.http.post(self.charges.clone()).header(IDEMPOTENCY_KEY, event_id.to_string()).body(body);
+        let request = self.http.get().post(self.charges.clone()).header(IDEMPOTENCY_KEY, event_id.to_string()).body(body);
         match whole_answer(request).await {
             Ok(whole) => Answer::classify(whole.reply(), had_unknown, &self.profile, SystemTime::now()),
             Err(answer) => answer,
@@ -103,7 +96,7 @@ impl Client {
         let mut url = self.charges.clone();
         let base = url.path().strip_suffix(CHARGES_PATH).unwrap_or_default().to_owned();
         url.set_path(&base);
-        self.http.get(url).send().await.map(|response| response.status()).map_err(in_words)
+        self.http.get().get(url).send().await.map(|response| response.status()).map_err(in_words)
     }
 
     /// Asks what became of the charge of this event. Nothing is charged by it.
@@ -111,11 +104,32 @@ impl Client {
         let key = event_id.to_string();
         let mut url = self.charges.clone();
         url.query_pairs_mut().append_pair("idempotency_key", &key);
-        match whole_answer(self.http.get(url)).await {
+        match whole_answer(self.http.get().get(url)).await {
             Ok(whole) => Found::classify(whole.reply(), &key, &self.profile, SystemTime::now()),
             Err(answer) => Found::Unclear(answer),
         }
     }
+}
+
+fn http(settings: &Settings, charges: &Url, files: &mut Files) -> Result<reqwest::Client, ClientError> {
+    let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+    if let Some(token) = &settings.token {
+        let token = token.now(files).map_err(ClientError::TokenFile)?;
+        let mut value = HeaderValue::try_from(format!("Bearer {token}"))?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    let builder = reqwest::Client::builder()
+        .user_agent(concat!("onceward/", env!("CARGO_PKG_VERSION")))
+        .default_headers(headers)
+        .timeout(settings.call_timeout)
+        // Shorter than the whole call, so that a provider that cannot be reached is "not reached" and not "unknown".
+        .connect_timeout(settings.call_timeout / 2)
+        .pool_max_idle_per_host(settings.max_in_flight)
+        .redirect(redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .no_proxy();
+    Ok(settings.tls.of_http(builder, charges, files)?.build()?)
 }
 
 /// An answer, read to its end.
@@ -162,14 +176,6 @@ fn charges_url(base: &str) -> Result<Url, ClientError> {
     Ok(url)
 }
 
-/// rustls is built without a default; ours is ring. Whoever has installed one before us keeps it.
-fn use_ring() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    });
-}
-
 /// The fault with its causes, without the address: it is the same for every call.
 fn in_words(fault: reqwest::Error) -> String {
     let fault = fault.without_url();
@@ -188,12 +194,21 @@ fn in_words(fault: reqwest::Error) -> String {
 mod tests {
     use super::super::profile::tests::profile;
     use super::*;
+    use crate::config::Secret;
     use crate::lab::provider_stub::{Act, Options, ProviderStub, Reply as Scripted, Rule};
+    use crate::tls::Tls;
 
     const BODY: &[u8] = br#"{"orderId":7,"amount":10.00,"currency":"EUR"}"#;
 
     fn settings(url: String) -> Settings {
-        Settings { url, token: None, call_timeout: Duration::from_secs(10), max_in_flight: 4, profile: profile() }
+        Settings {
+            url,
+            token: None,
+            tls: Tls::default(),
+            call_timeout: Duration::from_secs(10),
+            max_in_flight: 4,
+            profile: profile(),
+        }
     }
 
     fn stub(script: Vec<Rule>) -> (ProviderStub, Client) {
@@ -395,7 +410,7 @@ mod tests {
         let url = stub.url().replace("http:", "https:");
         match Client::new(&settings(url)) {
             Ok(client) => assert_eq!(charge(&client, Uuid::now_v7()).await.class(), "not_reached"),
-            Err(fault) => assert!(matches!(fault, ClientError::Http(_)), "a machine without certificates: {fault}"),
+            Err(fault) => assert!(matches!(fault, ClientError::Tls(_)), "a machine without certificates: {fault}"),
         }
         assert_eq!(stub.calls().posts, 0);
     }
@@ -406,7 +421,7 @@ mod tests {
             let fault = Client::new(&settings(url.to_owned())).unwrap_err();
             assert!(matches!(fault, ClientError::Url(_)), "{url}: {fault}");
         }
-        let token = Settings { token: Some("a\nb".to_owned()), ..settings("http://provider".to_owned()) };
+        let token = Settings { token: Some(Secret::new("a\nb".to_owned())), ..settings("http://provider".to_owned()) };
         assert!(matches!(Client::new(&token).unwrap_err(), ClientError::Token(_)));
         for (base, whole) in [("http://p", "http://p/v1/charges"), ("https://p:1/api/", "https://p:1/api/v1/charges")] {
             assert_eq!(charges_url(base).unwrap().as_str(), whole);

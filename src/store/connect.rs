@@ -2,24 +2,31 @@
 //!
 //! In: the settings. Out: a [`Session`] whose connection runs in a task of its own. It owns nothing afterwards.
 //!
-//! Invariant: no connection weaker than the URL asks for, and none to a server that only reads.
+//! Invariant: every connection of the store is made here, by what the files say at that moment; none is weaker than the URL asks for, and
+//! none is to a server that only reads.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use diesel_async::AsyncPgConnection;
+use rustls::ClientConfig;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
-use tokio_postgres::config::{Host, SslMode};
-use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+use tokio_postgres::config::{Host, SslMode, SslNegotiation};
+use tokio_postgres::{Config, SimpleQueryMessage};
 
 use super::Settings;
+use super::encryption::Line;
 use super::error::{DbError, SqlState};
 use super::session::{Session, TimeLimits};
-use super::tap::{Tap, Wire};
+use super::tap::{AsItIs, Tap, Wire};
+use super::url::{DatabaseUrl, Encryption};
+use crate::rotating::{Files, Rotating};
+use crate::tls::{Part, Tls};
 
 const NAME: &str = "connect";
 
@@ -28,66 +35,70 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// When nothing is sent, ask this often whether the peer is there.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
+/// The server, as the newest URL and certificates tell.
+#[derive(Clone, Debug)]
+pub(super) struct Server(Arc<Rotating<Arc<Target>, DbError>>);
+
+impl Server {
+    /// # Errors
+    /// The URL cannot be understood, or a file cannot be used.
+    pub(super) fn new(settings: &Settings) -> Result<Self, DbError> {
+        let settings = settings.clone();
+        // At each connection: they are few, and a password is changed in the server and in the file at once.
+        let newest = Rotating::new("database.url", Duration::ZERO, move |files| Target::read(&settings, files).map(Arc::new))?;
+        Ok(Self(Arc::new(newest)))
+    }
+
+    /// # Errors
+    /// The last host's error, when none takes writes.
+    pub(super) async fn connect(&self) -> Result<Session, DbError> {
+        self.0.get().connect().await
+    }
+}
+
 /// Where to connect, checked.
-#[derive(Clone)]
-pub(super) struct Target {
+struct Target {
     config: Config,
     addresses: Vec<Address>,
+    encryption: Encryption<Arc<ClientConfig>>,
     connect_timeout: Duration,
     limits: TimeLimits,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Address {
-    Tcp(String, u16),
+    /// Its name, by which its certificate is judged, where it is, and the port.
+    Tcp {
+        name: String,
+        host: String,
+        port: u16,
+    },
     Unix(PathBuf),
 }
 
 impl Target {
     /// # Errors
-    /// The URL cannot be understood, names no host, or asks for TLS.
-    pub(super) fn parse(settings: &Settings) -> Result<Self, DbError> {
-        let refuse = |message: &str| Err(DbError::program(NAME, message));
-        let no_tls = "the database URL asks for TLS (sslmode), which is not supported yet; refusing to connect in plain text";
-        if settings.url.contains("sslmode=verify") {
-            return refuse(no_tls);
-        }
-        let mut config: Config = settings.url.parse().map_err(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            DbError::program(NAME, format_args!("the database URL is not valid: {cause}"))
-        })?;
-        if config.get_ssl_mode() == SslMode::Require {
-            return refuse(no_tls);
-        }
-        // Nothing may be sent before the first frame: the tap follows frames only.
-        config.ssl_mode(SslMode::Disable).application_name("onceward");
-        let hosts: Vec<Host> = match config.get_hostaddrs() {
-            [] => config.get_hosts().to_vec(),
-            addresses => addresses.iter().map(|address| Host::Tcp(address.to_string())).collect(),
+    /// The URL cannot be understood, or a file cannot be used.
+    fn read(settings: &Settings, files: &mut Files) -> Result<Self, DbError> {
+        let refused = |why: String| DbError::program(NAME, format_args!("the database URL {why}"));
+        let url = settings.url.now(files).map_err(|why| DbError::program(NAME, why))?;
+        let DatabaseUrl { mut config, encryption } = DatabaseUrl::parse(&url).map_err(|why| refused(why.to_owned()))?;
+        let encryption = match encryption {
+            Encryption::Never => Encryption::Never,
+            Encryption::IfOffered(tls) => Encryption::IfOffered(client_config(&tls, files).map_err(refused)?),
+            Encryption::Always(tls) => Encryption::Always(client_config(&tls, files).map_err(refused)?),
         };
-        let ports = match config.get_ports() {
-            [] => vec![5432; hosts.len()],
-            [one] => vec![*one; hosts.len()],
-            many => many.to_vec(),
-        };
-        if hosts.is_empty() {
-            return refuse("the database URL names no host");
-        }
-        if hosts.len() != ports.len() {
-            return refuse("the database URL must name one port, or as many as hosts");
-        }
-        let addresses = hosts.into_iter().zip(ports).map(|(host, port)| match host {
-            Host::Tcp(name) => Address::Tcp(name, port),
-            Host::Unix(folder) => Address::Unix(folder.join(format!(".s.PGSQL.{port}"))),
-        });
-        Ok(Self { addresses: addresses.collect(), config, connect_timeout: settings.connect_timeout, limits: settings.limits })
+        // The driver must not ask for TLS by itself: the line is encrypted below the tap, or it is not.
+        config.ssl_mode(SslMode::Require).ssl_negotiation(SslNegotiation::Direct).application_name("onceward");
+        let addresses = addresses(&config).map_err(|why| refused(why.to_owned()))?;
+        Ok(Self { config, addresses, encryption, connect_timeout: settings.connect_timeout, limits: settings.limits })
     }
 
     /// Tries each host in turn.
     ///
     /// # Errors
     /// The last host's error, when none takes writes.
-    pub(super) async fn connect(&self) -> Result<Session, DbError> {
+    async fn connect(&self) -> Result<Session, DbError> {
         let mut last = None;
         for address in &self.addresses {
             match timeout(self.connect_timeout, self.connect_to(address)).await {
@@ -101,12 +112,16 @@ impl Target {
 
     async fn connect_to(&self, address: &Address) -> Result<Session, DbError> {
         let io = |error: std::io::Error| DbError::connection(NAME, format_args!("{address:?}: {error}"));
-        let (tap, wire) = match address {
-            Address::Unix(path) => Tap::new(UnixStream::connect(path).await.map_err(io)?),
-            Address::Tcp(host, port) => Tap::new(connect_tcp(host, *port).await.map_err(io)?),
+        let line = match address {
+            Address::Unix(path) => Line::plain(UnixStream::connect(path).await.map_err(io)?),
+            Address::Tcp { name, host, port } => {
+                let socket = connect_tcp(host, *port).await.map_err(io)?;
+                Line::open(socket, name, &self.encryption).await.map_err(io)?
+            }
         };
+        let (tap, wire) = Tap::new(line);
         let failed = |error: tokio_postgres::Error| server_error(&error, &wire);
-        let (client, connection) = self.config.connect_raw(tap, NoTls).await.map_err(failed)?;
+        let (client, connection) = self.config.connect_raw(tap, AsItIs).await.map_err(failed)?;
         // Texts of any language go into the tables; elsewhere one of them would be refused in the middle of a batch.
         if connection.parameter("server_encoding") != Some("UTF8") {
             return Err(DbError::program(NAME, "the database's encoding is not UTF8"));
@@ -130,6 +145,47 @@ impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Target").field("addresses", &self.addresses).finish_non_exhaustive()
     }
+}
+
+fn client_config(tls: &Tls, files: &mut Files) -> Result<Arc<ClientConfig>, String> {
+    tls.config(files).map(Arc::new).map_err(|fault| {
+        let word = match fault.part {
+            Part::Roots => "sslrootcert",
+            Part::Certificate => "sslcert",
+            Part::Key => "sslkey",
+        };
+        format!("has a {word} that cannot be used: {fault}")
+    })
+}
+
+fn addresses(config: &Config) -> Result<Vec<Address>, &'static str> {
+    let (names, places) = (config.get_hosts(), config.get_hostaddrs());
+    let hosts = names.len().max(places.len());
+    let ports = match config.get_ports() {
+        [] => vec![5432; hosts],
+        [one] => vec![*one; hosts],
+        many => many.to_vec(),
+    };
+    if ports.len() != hosts {
+        return Err("must name one port, or as many as hosts");
+    }
+    if !places.is_empty() && !names.is_empty() && names.len() != places.len() {
+        return Err("must have as many hosts as hostaddrs");
+    }
+    let address = |(index, port): (usize, u16)| {
+        let place = places.get(index).map(ToString::to_string);
+        match (names.get(index), place) {
+            (Some(Host::Unix(folder)), None) => Address::Unix(folder.join(format!(".s.PGSQL.{port}"))),
+            (Some(Host::Tcp(name)), place) => {
+                Address::Tcp { host: place.unwrap_or_else(|| name.clone()), name: name.clone(), port }
+            }
+            (_, place) => {
+                let host = place.expect("as many as the longer of the two");
+                Address::Tcp { name: host.clone(), host, port }
+            }
+        }
+    };
+    Ok(ports.into_iter().enumerate().map(address).collect())
 }
 
 async fn connect_tcp(host: &str, port: u16) -> std::io::Result<TcpStream> {

@@ -12,7 +12,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Text};
 use diesel_async::AsyncMigrationHarness;
 use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
 
-use super::connect::Target;
+use super::connect::Server;
 use super::statement::statement;
 use super::{DbError, Session, Settings};
 
@@ -34,13 +34,13 @@ pub enum MigrateError {
 /// # Errors
 /// The database cannot be reached, or a migration failed.
 pub async fn migrate(settings: &Settings) -> Result<Vec<String>, MigrateError> {
-    let target = Target::parse(settings)?;
+    let server = Server::new(settings)?;
     let limits = settings.limits;
     // The harness blocks its thread and needs a runtime with others; the caller's may have one thread only.
     let migration = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         runtime.map_err(|error| MigrateError::Migration(error.into()))?.block_on(async {
-            let mut session = target.connect().await?;
+            let mut session = server.connect().await?;
             session.script("migrate", LOCK_MIGRATORS).await?;
             session.script("migrate", &format!("SET lock_timeout = {}", limits.lock.as_millis().max(1))).await?;
             apply_missing(session).map_err(MigrateError::Migration)

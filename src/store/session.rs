@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use super::Settings;
-use super::connect::Target;
+use super::connect::Server;
 use super::error::{DbError, SqlState};
 use super::tap::Wire;
 
@@ -385,11 +385,11 @@ pub type PooledSession = deadpool::managed::Object<SessionManager>;
 /// Connects sessions for a [`Pool`] and refuses those in doubt.
 #[derive(Debug)]
 pub struct SessionManager {
-    target: Target,
+    server: Server,
 }
 
-pub(super) fn pool(target: Target, settings: &Settings, size: usize) -> Result<Pool, DbError> {
-    Pool::builder(SessionManager { target })
+pub(super) fn pool(server: Server, settings: &Settings, size: usize) -> Result<Pool, DbError> {
+    Pool::builder(SessionManager { server })
         .max_size(size)
         .wait_timeout(Some(settings.pool_wait))
         .recycle_timeout(Some(settings.connect_timeout))
@@ -403,7 +403,7 @@ impl Manager for SessionManager {
     type Error = DbError;
 
     async fn create(&self) -> Result<Session, DbError> {
-        self.target.connect().await
+        self.server.connect().await
     }
 
     async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<DbError> {

@@ -3,15 +3,18 @@
 //! In: the bytes of the socket, in pieces of any size. Out: the same bytes, and in [`Wire`] the last error's SQLSTATE, the last
 //! command's tag and whether a transaction is open. It owns the socket; nothing is ever held back or changed.
 //!
-//! Invariant: it only follows frames (one type byte, four bytes of length, the body) from the first byte of a plain connection.
+//! Invariant: it only follows frames (one type byte, four bytes of length, the body) from the first byte of the protocol; TLS ends below it.
 
+use std::future::{Ready, ready as at_once};
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
+use super::encryption::Line;
 use super::error::SqlState;
 
 /// Any socket.
@@ -20,7 +23,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
 
 /// A socket that is listened to.
 pub(super) struct Tap {
-    socket: Box<dyn Socket>,
+    line: Line,
     frame: Frame,
     wire: Arc<Wire>,
 }
@@ -139,9 +142,28 @@ impl Frame {
 }
 
 impl Tap {
-    pub(super) fn new(socket: impl Socket + 'static) -> (Self, Arc<Wire>) {
+    pub(super) fn new(line: Line) -> (Self, Arc<Wire>) {
         let wire = Arc::<Wire>::default();
-        (Self { socket: Box::new(socket), frame: Frame::default(), wire: Arc::clone(&wire) }, wire)
+        (Self { line, frame: Frame::default(), wire: Arc::clone(&wire) }, wire)
+    }
+}
+
+/// For the driver, which would encrypt above the tap: it gets the line as it is, and is told what the server is known by.
+pub(super) struct AsItIs;
+
+impl TlsConnect<Tap> for AsItIs {
+    type Stream = Tap;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Tap>>;
+
+    fn connect(self, tap: Tap) -> Self::Future {
+        at_once(Ok(tap))
+    }
+}
+
+impl TlsStream for Tap {
+    fn channel_binding(&self) -> ChannelBinding {
+        self.line.end_point.clone().map_or_else(ChannelBinding::none, ChannelBinding::tls_server_end_point)
     }
 }
 
@@ -149,7 +171,7 @@ impl AsyncRead for Tap {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let tap = self.get_mut();
         let before = buf.filled().len();
-        ready!(Pin::new(&mut tap.socket).poll_read(cx, buf))?;
+        ready!(Pin::new(&mut tap.line.socket).poll_read(cx, buf))?;
         tap.frame.follow(&buf.filled()[before..], &tap.wire);
         Poll::Ready(Ok(()))
     }
@@ -157,15 +179,15 @@ impl AsyncRead for Tap {
 
 impl AsyncWrite for Tap {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, buf)
+        Pin::new(&mut self.line.socket).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        Pin::new(&mut self.line.socket).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+        Pin::new(&mut self.line.socket).poll_shutdown(cx)
     }
 }
 

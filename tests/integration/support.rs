@@ -9,6 +9,7 @@
 
 mod books;
 mod browser;
+mod certificates;
 mod cleaner;
 mod database;
 mod engine;
@@ -17,6 +18,7 @@ mod orders;
 mod patience;
 mod proxy;
 mod raw_header;
+mod tls_front;
 mod topic;
 
 use std::env;
@@ -30,6 +32,7 @@ use uuid::Uuid;
 
 pub use books::assert_the_books_agree;
 pub use browser::Browser;
+pub use certificates::{Authority, Folder, Identity};
 pub use cleaner::{CLEANERS_LOCK, start_without_cleaning};
 pub use database::{Backup, Database, Session};
 pub use engine::{ANSWER, Engine, EngineBuilder, get, request, run_onceward_within};
@@ -37,6 +40,7 @@ pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
+pub use tls_front::TlsFront;
 pub use topic::{Message, Read, Topic};
 
 /// One test's own world.

@@ -15,6 +15,7 @@ mod sessions;
 
 use std::time::Duration;
 
+use onceward::config::Secret;
 use onceward::event::id::{day_of, first_id_of_day};
 use onceward::handler::EventDigest;
 use onceward::record::{Epoch, Offset, SourceId};
@@ -104,7 +105,7 @@ const LIMITS: TimeLimits = TimeLimits {
 };
 
 fn settings(url: String) -> Settings {
-    Settings { url, connect_timeout: Duration::from_secs(5), pool_wait: Duration::from_secs(5), limits: LIMITS }
+    Settings { url: Secret::new(url), connect_timeout: Duration::from_secs(5), pool_wait: Duration::from_secs(5), limits: LIMITS }
 }
 
 async fn connect(url: &str) -> Client {

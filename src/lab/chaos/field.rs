@@ -194,6 +194,7 @@ impl Field {
             topic: self.topic.clone(),
             produced: Some(audit::Source::Log(self.folder.path().join(PRODUCED))),
             ledger: Some(self.provider.url().parse()?),
+            ledger_tls: config.provider.tls(),
             ledger_in_minor_units: false,
             memory: audit::MEMORY,
             show_progress: false,

@@ -202,6 +202,7 @@ listen = {:?}
             topic: TOPIC.to_owned(),
             produced: Some(audit::Source::Log(self.path(PRODUCED))),
             ledger: Some(self.provider.url().parse()?),
+            ledger_tls: config.provider.tls(),
             ledger_in_minor_units: false,
             memory: audit::MEMORY,
             show_progress: false,
