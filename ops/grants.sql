@@ -3,8 +3,8 @@
 --
 --   onceward_owner     `onceward migrate`; owns every table but the claims
 --   onceward_service   `onceward run`, `check`, `retention run`; owns the claims, because only an owner makes and drops days
---   onceward_reader    `onceward audit`, `held list`, `held show`, `offsets show`, `retention status`
---   onceward_operator  what the reader may, and `held replay`, `held discard`, `held resolve`, `offsets skip`
+--   onceward_reader    `onceward status`, `audit`, `held list`, `held show`, `offsets show`, `actions`, `retention status`
+--   onceward_operator  what the reader may, and `partition`, `offsets hold`, `offsets skip`, `held replay`, `held discard`, `held resolve`
 --
 -- Nobody but the superuser may delete or change a payment. A test runs the service and every command under exactly this.
 
@@ -32,6 +32,7 @@ ALTER TABLE attempt_batch              OWNER TO onceward_owner;
 ALTER TABLE consumed_partition         OWNER TO onceward_owner;
 ALTER TABLE held_event                 OWNER TO onceward_owner;
 ALTER TABLE horizon_claim              OWNER TO onceward_owner;
+ALTER TABLE operator_action            OWNER TO onceward_owner;
 ALTER TABLE retention                  OWNER TO onceward_owner;
 
 -- A plain `processed_event` of another service keeps its owner: no day is ever made or dropped there.
@@ -57,12 +58,14 @@ GRANT SELECT, INSERT, DELETE         ON attempt_batch              TO onceward_s
 GRANT SELECT, INSERT, UPDATE         ON consumed_partition         TO onceward_service;
 GRANT SELECT, INSERT, UPDATE         ON held_event                 TO onceward_service;
 GRANT SELECT, INSERT, DELETE         ON horizon_claim              TO onceward_service;
+GRANT SELECT, INSERT                 ON operator_action            TO onceward_service;
 GRANT SELECT, INSERT, UPDATE         ON retention                  TO onceward_service;
 
-GRANT SELECT ON processed_event, payment, payment_attempt, attempt_batch, consumed_partition, held_event, horizon_claim, retention
+GRANT SELECT ON processed_event, payment, payment_attempt, attempt_batch, consumed_partition, held_event, horizon_claim, operator_action, retention
     TO onceward_reader;
 
 GRANT UPDATE (wanted, actor, note, state) ON held_event TO onceward_operator;
 GRANT INSERT (source_id, source_offset, record_digest, headers, reason, error, state, owns_claim, actor, note, attempts)
     ON held_event TO onceward_operator;
-GRANT UPDATE (skips, epoch, owner, updated_at) ON consumed_partition TO onceward_operator;
+GRANT INSERT (action, source_id, source_offset, to_offset, held_id, actor, reason) ON operator_action TO onceward_operator;
+GRANT UPDATE (paused, paused_by, skips, epoch, owner, updated_at) ON consumed_partition TO onceward_operator;

@@ -15,7 +15,7 @@ use crate::support::{
 const GRANTS: &str = include_str!("../../ops/grants.sql");
 const ROLES: [&str; 4] = ["onceward_owner", "onceward_service", "onceward_reader", "onceward_operator"];
 /// What the reader may read.
-const READ: [&str; 8] = [
+const READ: [&str; 9] = [
     "processed_event",
     "payment",
     "payment_attempt",
@@ -23,9 +23,10 @@ const READ: [&str; 8] = [
     "consumed_partition",
     "held_event",
     "horizon_claim",
+    "operator_action",
     "retention",
 ];
-const READS: [&[&str]; 5] = [&["audit"], &["held", "list"], &["held", "show", "1"], &["offsets", "show"], &["retention", "status"]];
+const READS: [&[&str]; 7] = [&["status"], &["actions"], &["audit"], &["held", "list"], &["held", "show", "1"], &["offsets", "show"], &["retention", "status"]];
 const DAY_MS: i64 = 86_400_000;
 const HELD: &str = "SELECT reason || ' ' || state FROM held_event ORDER BY id";
 
@@ -127,6 +128,10 @@ fn a_whole_life_of_the_service_needs_what_is_granted_and_all_of_it() {
     world.topic.send([Order::new().message()]);
     granted
         .must("onceward_operator", &["offsets", "skip", "--partition", "0", "--to", "7", "--reason", "a test", "--actor", "ann"]);
+    let by = ["--reason", "a test", "--actor", "ann"];
+    granted.must("onceward_operator", &[&["offsets", "hold", "0", "9"], &by[..]].concat());
+    granted.must("onceward_operator", &[&["partition", "pause", "0"], &by[..]].concat());
+    granted.must("onceward_operator", &[&["partition", "resume", "0"], &by[..]].concat());
     let running = granted.engine("onceward_service").start();
     granted.settled();
     assert!(running.terminate().success());
