@@ -261,6 +261,7 @@ fn an_owner_that_dies_while_it_holds_a_record_leaves_it_to_the_next_one() {
     orders.extend(send(&world, 0, 1));
     assert_the_books_agree(&world, &world.provider, &orders);
     asked(&world, &["replay", "--reason", "operator"]);
+    eventually_equal("it is applied", vec!["operator applied".to_owned()], || world.database.column(HELD));
     orders.push(held);
     assert_the_books_agree(&world, &world.provider, &orders);
 }
