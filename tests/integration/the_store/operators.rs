@@ -105,7 +105,7 @@ async fn a_record_is_held_from_the_frontier_on_and_once() {
     let decided = desk(&store).decided(None, None, 10).await.unwrap();
     let [skip, four, three] = &decided[..] else { panic!("{decided:?}") };
     assert_eq!((&*skip.action, skip.offset, skip.to), ("skip", Some(Offset(5)), Some(NextOffset(7))));
-    assert_eq!((four.offset, four.held, three.offset, three.held), (Some(Offset(4)), Some(2), Some(Offset(3)), None));
+    assert_eq!((four.offset, four.held, three.offset, three.held), (Some(Offset(4)), Some(3), Some(Offset(3)), None));
     assert_eq!(desk(&store).decided(Some(0), Some(four.id), 10).await.unwrap(), decided[2..]);
     assert_eq!(desk(&store).decided(Some(1), None, 10).await.unwrap(), []);
 }
