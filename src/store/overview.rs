@@ -111,7 +111,7 @@ fn whole_ms(seconds: f64) -> i64 {
 
 statement! {
     Server {} -> (BigInt, Text) {
-        "SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint, current_setting('server_version')"
+        "SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint, split_part(current_setting('server_version'), ' ', 1)"
     }
 }
 

@@ -55,7 +55,8 @@ fn make_pictures() {
 }
 
 fn start(world: &World) -> Engine {
-    world.engine().set("admin.token", TOKEN).set("retry.max_attempts", 1).start()
+    let week = 7 * 86_400_000;
+    world.engine().set("admin.token", TOKEN).set("retry.max_attempts", 1).set("retention.replay_horizon_ms", week).start()
 }
 
 /// A steady stream, and now and then the same event again.
@@ -66,8 +67,7 @@ fn produce(world: &World, end: &AtomicBool) {
         let orders = Order::some(8 + turn % 5);
         world.topic.send(orders.iter().map(Order::message));
         if turn % 7 == 0 {
-            let again = orders[0].clone().amount("49.90");
-            world.topic.send([again.message(), again.message()]);
+            world.topic.send(orders.iter().map(Order::message));
         }
         thread::sleep(Duration::from_millis(40)); // its pace
     }
