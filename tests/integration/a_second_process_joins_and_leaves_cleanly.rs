@@ -93,7 +93,7 @@ fn owned(engine: &Engine) -> BTreeSet<i64> {
 /// The partitions of which there is any series.
 fn series(engine: &Engine) -> BTreeSet<i64> {
     let (_, body) = eventually("the engine tells its metrics", || engine.get("/metrics"));
-    let of_partition = |line: &str| line.split_once("{partition=\"")?.1.split('"').next()?.parse().ok();
+    let of_partition = |line: &str| line.split_once("partition=\"")?.1.split('"').next()?.parse().ok();
     body.lines().filter_map(of_partition).collect()
 }
 
