@@ -36,10 +36,12 @@ impl Files {
     }
 }
 
+type Make<T, E> = Box<dyn Fn(&mut Files) -> Result<T, E> + Send + Sync>;
+
 /// Something that is made of files, and made again when they have changed.
 pub struct Rotating<T, E> {
     what: &'static str,
-    make: Box<dyn Fn(&mut Files) -> Result<T, E> + Send + Sync>,
+    make: Make<T, E>,
     /// Between two looks at the files.
     every: Duration,
     newest: Mutex<Newest<T>>,

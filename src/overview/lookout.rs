@@ -172,7 +172,7 @@ mod tests {
             let fact = Fact::good_for(Duration::ZERO);
             assert_eq!(fact.look(|| std::future::ready(Ok(1))).await.get(), Some(&1));
             for _ in 0..2 {
-                let seen = fact.look(|| std::future::pending::<Result<i32, String>>()).await;
+                let seen = fact.look(std::future::pending::<Result<i32, String>>).await;
                 assert_eq!(seen.get(), Some(&1), "what is known is shown");
             }
         });

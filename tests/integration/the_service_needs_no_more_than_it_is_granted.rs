@@ -26,7 +26,15 @@ const READ: [&str; 9] = [
     "operator_action",
     "retention",
 ];
-const READS: [&[&str]; 7] = [&["status"], &["actions"], &["audit"], &["held", "list"], &["held", "show", "1"], &["offsets", "show"], &["retention", "status"]];
+const READS: [&[&str]; 7] = [
+    &["status"],
+    &["actions"],
+    &["audit"],
+    &["held", "list"],
+    &["held", "show", "1"],
+    &["offsets", "show"],
+    &["retention", "status"],
+];
 const DAY_MS: i64 = 86_400_000;
 const HELD: &str = "SELECT reason || ' ' || state FROM held_event ORDER BY id";
 
