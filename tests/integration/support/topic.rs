@@ -263,7 +263,8 @@ impl Topic {
     }
 
     fn watermarks(&self, consumer: &BaseConsumer, partition: i32) -> (i64, i64) {
-        consumer.fetch_watermarks(&self.name, partition, LIMIT).expect("the broker answers")
+        // A leader that has just been chosen may not know it yet.
+        eventually("the partition has a leader", || consumer.fetch_watermarks(&self.name, partition, LIMIT).ok())
     }
 }
 
