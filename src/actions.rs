@@ -8,7 +8,10 @@
 
 use std::collections::HashSet;
 
+use serde_json::{Value, json};
+
 use crate::held::Request;
+use crate::held::shown::time;
 use crate::record::{NextOffset, Offset, Skips};
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::operator_actions::{self, Decided, Known, Of};
@@ -164,6 +167,22 @@ impl Desk<'_> {
         }
         Err(ActionError::Busy)
     }
+}
+
+/// A decision for machines: nothing is left out.
+#[must_use]
+pub fn json_of(decided: &Decided) -> Value {
+    json!({
+        "id": decided.id,
+        "at": time(decided.at),
+        "actor": decided.actor,
+        "action": decided.action,
+        "partition": decided.partition,
+        "offset": decided.offset.map(|offset| offset.0),
+        "to": decided.to.map(|to| to.0),
+        "held": decided.held,
+        "reason": decided.reason,
+    })
 }
 
 /// Writes a request on these rows, if they are still as they were read and can be asked for it. Out: what became of each.

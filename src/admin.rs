@@ -258,7 +258,7 @@ mod tests {
             let admin = admin();
             let address = opened(&admin);
             admin.status.partition_owned(4, Epoch(1));
-            admin.status.window(4, Epoch(1), 1, 100);
+            admin.status.window(4, Epoch(1), 1, 100, None);
             let (status, body) = loop {
                 let answer = get(address, "/live").await;
                 if answer.0 != 200 {

@@ -171,13 +171,10 @@ impl Status {
     }
 
     /// What waits in the window.
-    pub fn window(&self, partition: i32, epoch: Epoch, records: usize, bytes: usize) {
-        self.change(partition, epoch, |known| (known.window_records, known.window_bytes) = (records, bytes));
-    }
-
-    /// When the first record of the window was made.
-    pub fn window_made(&self, partition: i32, epoch: Epoch, made_ms: Option<i64>) {
-        self.change(partition, epoch, |known| known.window_made_ms = made_ms);
+    pub fn window(&self, partition: i32, epoch: Epoch, records: usize, bytes: usize, made_ms: Option<i64>) {
+        self.change(partition, epoch, |known| {
+            (known.window_records, known.window_bytes, known.window_made_ms) = (records, bytes, made_ms);
+        });
     }
 
     /// The frontier after a commit.
@@ -513,9 +510,9 @@ mod tests {
         status.read_to_the_end(3, NextOffset(11));
         long_ago(&status);
         assert!(!stuck(), "the last offset is a marker of a transaction");
-        status.window(3, Epoch(1), 1, 100);
+        status.window(3, Epoch(1), 1, 100, None);
         assert!(stuck());
-        status.window(3, Epoch(1), 0, 0);
+        status.window(3, Epoch(1), 0, 0, None);
         status.in_flight(3, Epoch(1), 5);
         assert!(stuck(), "a batch that does not end");
     }
@@ -525,7 +522,7 @@ mod tests {
         let (status, limit) = (Status::default(), Duration::from_secs(30));
         for partition in [3, 4] {
             status.partition_owned(partition, Epoch(1));
-            status.window(partition, Epoch(1), 5, 500);
+            status.window(partition, Epoch(1), 5, 500, None);
         }
         let stuck = || status.snapshot().stuck(limit).len();
         status.turn(3, Epoch(1), Turn::Running);
@@ -563,12 +560,12 @@ mod tests {
         status.room(true);
         long_ago(&status);
         assert_eq!(stuck(), 1, "it gets none although there is room");
-        status.window(3, Epoch(1), 1, 100);
+        status.window(3, Epoch(1), 1, 100, None);
         status.room(false);
         assert_eq!(stuck(), 1, "one that it has needs no room");
         long_ago(&status);
         status.frontier(3, Epoch(1), NextOffset(11));
-        status.window(3, Epoch(1), 0, 0);
+        status.window(3, Epoch(1), 0, 0, None);
         status.room(true);
         assert!(status.snapshot().partitions[&3].progressed <= Instant::now(), "what it has not waited is not made up for");
     }

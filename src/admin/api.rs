@@ -14,14 +14,13 @@ use tracing::info;
 
 use super::access::Refusal;
 use super::{Admin, duplicates_json};
-use crate::actions::{ActionError, By, Desk};
+use crate::actions::{self, ActionError, By, Desk};
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::held::shown::{json_of, outline_of, time};
+use crate::held::shown::{json_of, outline_of};
 use crate::record::Offset;
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
-use crate::store::operator_actions::Decided;
 use crate::store::{DbError, PooledSession};
 
 pub fn routes(routes: &mut web::ServiceConfig) {
@@ -197,20 +196,7 @@ async fn steer(
 async fn decisions(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
     admin.access.may_see(request.headers())?;
     let decided = admin.desk().decided(None, None, MOST_DECISIONS).await?;
-    let shown = |decided: &Decided| {
-        json!({
-            "id": decided.id,
-            "at": time(decided.at),
-            "actor": decided.actor,
-            "action": decided.action,
-            "partition": decided.partition,
-            "offset": decided.offset.map(|offset| offset.0),
-            "to": decided.to.map(|to| to.0),
-            "held": decided.held,
-            "reason": decided.reason,
-        })
-    };
-    Ok(HttpResponse::Ok().json(json!({ "decisions": decided.iter().map(shown).collect::<Vec<_>>() })))
+    Ok(HttpResponse::Ok().json(json!({ "decisions": decided.iter().map(actions::json_of).collect::<Vec<_>>() })))
 }
 
 fn done(words: &str) -> HttpResponse {

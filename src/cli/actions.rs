@@ -7,12 +7,11 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::json;
 
-use crate::actions::{By, Desk};
-use crate::cli::text::{actor, printable, table_of, time};
+use crate::actions::{By, Desk, json_of};
+use crate::cli::text::{actor, printable, table_of};
 use crate::config::Config;
-use crate::record::{NextOffset, Offset};
+use crate::held::shown::time;
 use crate::store::Store;
 use crate::store::operator_actions::Decided;
 
@@ -112,7 +111,7 @@ impl Actions {
         let more = decided.len() > limit;
         decided.truncate(limit);
         if self.format == Format::Json {
-            return Ok(decided.iter().map(|decided| format!("{}\n", as_json(decided))).collect());
+            return Ok(decided.iter().map(|decided| format!("{}\n", json_of(decided))).collect());
         }
         let head = ["when", "who", "what", "partition", "offset", "held", "why"];
         let mut text = table_of(head, decided.iter().map(line));
@@ -141,23 +140,10 @@ fn line(decided: &Decided) -> [String; 7] {
     ]
 }
 
-fn as_json(decided: &Decided) -> serde_json::Value {
-    json!({
-        "id": decided.id,
-        "at": time(decided.at),
-        "actor": decided.actor,
-        "action": decided.action,
-        "partition": decided.partition,
-        "offset": decided.offset.map(|Offset(offset)| offset),
-        "to": decided.to.map(|NextOffset(to)| to),
-        "held": decided.held,
-        "reason": decided.reason,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{NextOffset, Offset};
 
     #[test]
     fn a_decision_is_one_line_whatever_people_write() {
@@ -176,6 +162,6 @@ mod tests {
         assert_eq!(shown, ["1970-01-01T00:00:00.000Z", "ann\u{fffd}[2J", "skip", "3", "[5, 9)", "", "two lines"]);
         let record = Decided { to: None, held: Some(7), ..decided };
         assert_eq!(line(&record)[4..6], ["5", "7"]);
-        assert_eq!(as_json(&record)["offset"], 5);
+        assert_eq!(json_of(&record)["offset"], 5);
     }
 }

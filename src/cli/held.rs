@@ -14,11 +14,11 @@ use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use crate::actions::{self, Asked, By};
-use crate::cli::text::{actor, printable, table_of, time};
+use crate::cli::text::{actor, printable, table_of};
 use crate::config::Config;
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::held::shown::{hex, json_of};
+use crate::held::shown::{hex, json_of, time};
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::{DbError, Session, Store};

@@ -2,8 +2,6 @@
 
 use std::ffi::OsString;
 
-use chrono::{DateTime, SecondsFormat, Utc};
-
 /// Who decides: as was said, or the user of this shell.
 pub fn actor(said: Option<&str>, environment: &[(OsString, OsString)]) -> String {
     let of =
@@ -29,11 +27,6 @@ pub fn table_of<const N: usize>(head: [&str; N], lines: impl Iterator<Item = [St
 /// Nothing that a terminal would obey.
 pub fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect()
-}
-
-/// A moment, in one way everywhere.
-pub fn time(time: DateTime<Utc>) -> String {
-    time.to_rfc3339_opts(SecondsFormat::Millis, true)
 }
 
 #[cfg(test)]

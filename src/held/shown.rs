@@ -58,7 +58,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A moment for people and machines.
+/// A moment for people and machines, in one way everywhere.
 #[must_use]
 pub fn time(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Millis, true)

@@ -426,9 +426,8 @@ impl<H: Business> PartitionActor<H> {
     }
 
     fn show_window(&self) {
-        let status = &self.workers.engine().status;
-        status.window(self.partition, self.epoch, self.window.len(), self.window.bytes());
-        status.window_made(self.partition, self.epoch, self.window.first_made());
+        let (records, bytes, made_ms) = (self.window.len(), self.window.bytes(), self.window.first_made());
+        self.workers.engine().status.window(self.partition, self.epoch, records, bytes, made_ms);
     }
 
     fn show_in_flight(&self, batch: Option<&RunBatch<H::Answer>>) {
