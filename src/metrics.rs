@@ -20,8 +20,8 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 
 pub use self::now::Source;
 use self::series::{Definition, Family, Kind, Series};
+use crate::pipeline::form::Claiming;
 use crate::status::{Readiness, Status};
-use crate::store::Form;
 use crate::store::retention::Kept;
 
 /// Declares a closed list of label values.
@@ -66,6 +66,8 @@ label! {
     Claims {
         /// Plainly: all of its events were new.
         Optimistic = "optimistic",
+        /// Plainly those that a look had not found.
+        LookFirst = "look_first",
         /// With `ON CONFLICT`.
         OnConflict = "on_conflict",
         /// Plainly, and a key was taken: it was rolled back and ran again.
@@ -205,11 +207,12 @@ pub fn claims(claims: Claims) {
     CLAIMS.at(claims as usize).increment(1);
 }
 
-impl From<Form> for Claims {
-    fn from(form: Form) -> Self {
-        match form {
-            Form::Optimistic => Self::Optimistic,
-            Form::OnConflict => Self::OnConflict,
+impl From<Claiming> for Claims {
+    fn from(claiming: Claiming) -> Self {
+        match claiming {
+            Claiming::Optimistic => Self::Optimistic,
+            Claiming::LookFirst => Self::LookFirst,
+            Claiming::OnConflict => Self::OnConflict,
         }
     }
 }
@@ -393,7 +396,7 @@ static CLAIMS: Series<Counter> = Series::new(Definition {
     name: "onceward_claims_total",
     kind: Kind::Counter,
     labels: &[("form", Claims::WORDS)],
-    help: "Batches by how their claims were made. `taken`: an optimistic one met a key that was not free, was rolled back and ran again.",
+    help: "Batches by how their claims were made. `look_first`: what a look had not found went in plainly. `taken`: a plain `INSERT` met a key that was not free, was rolled back and ran again.",
 });
 
 static STAGE: Series<Histogram> = Series::new(Definition {

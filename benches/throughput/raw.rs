@@ -109,7 +109,7 @@ pub fn measure_twice(url: &str, shape: &Shape) -> Result<[Measured; 2]> {
     let work = batches(shape)?;
     let again = work.iter().map(|batches| batches.iter().map(|batch| Batch { again: true, ..batch.clone() }).collect());
     let again: Vec<Vec<Batch>> = again.collect();
-    Ok([run(url, shape.form, work)?, run(url, Form::OnConflict, again)?])
+    Ok([run(url, shape.form, work)?, run(url, shape.form, again)?])
 }
 
 fn run(url: &str, form: Form, work: Vec<Vec<Batch>>) -> Result<Measured> {
@@ -245,13 +245,13 @@ impl Owner {
         let fence: [&(dyn ToSql + Sync); 2] = [&source, &epoch];
         let ((), fence) = tokio::try_join!(self.client.batch_execute(&self.text.begin), self.client.query(&self.fence, &fence))?;
         assert_eq!(fence.len(), 1, "the partition is ours");
-        let claimed = self.insert(&self.claim, &[&GROUP, &source, &b.ids, &b.digests, &b.offsets]).await?;
         if b.again {
-            assert_eq!(claimed, 0, "no event is new");
+            // As the engine does once it has met a duplicate.
             let (min, max) = (b.ids.iter().min(), b.ids.iter().max());
             let found = self.client.query(&self.look_up, &[&b.ids, &GROUP, &min, &max]).await?;
             assert_eq!(found.len(), b.ids.len(), "every claim is there");
         } else {
+            let claimed = self.insert(&self.claim, &[&GROUP, &source, &b.ids, &b.digests, &b.offsets]).await?;
             assert_eq!(claimed, b.ids.len(), "every event is new");
             let columns: [&(dyn ToSql + Sync); 8] =
                 [&b.ids, &b.orders, &b.customers, &b.amounts, &b.currencies, &b.statuses, &b.charge_ids, &b.attempts];

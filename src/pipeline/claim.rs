@@ -12,6 +12,7 @@ use crate::crash::CrashPoint;
 use crate::handler::Handler as Business;
 use crate::pipeline::batch::Batch;
 use crate::pipeline::dedup::{BatchError, Engine, RunBatch};
+use crate::pipeline::form::Claiming;
 use crate::pipeline::horizon;
 use crate::record::SourceId;
 use crate::store::consumed_partitions::{self, Fence};
@@ -43,19 +44,28 @@ pub(super) async fn claim<H: Business>(
     engine: &Engine<H>,
     tx: &mut Session,
     run: &RunBatch<H::Answer>,
-    form: Form,
+    claiming: Claiming,
     floor: Option<Uuid>,
     batch: &mut Batch<'_, H::Event>,
 ) -> Result<(Vec<Uuid>, Option<bool>), BatchError> {
     if let Some(floor) = floor {
         horizon::look(engine, tx, run.source, floor, batch).await?;
     }
-    let rows = batch.claims();
-    let (mut claimed, mut all_new) = (Vec::new(), None);
+    let (mut rows, mut claimed, mut all_new) = (batch.claims(), Vec::new(), None);
+    if claiming == Claiming::LookFirst && !rows.is_empty() {
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.event_id).collect();
+        let seen = engine.claims.look_up(tx, &engine.group, &ids).await?;
+        all_new = Some(seen.is_empty());
+        if !seen.is_empty() {
+            // Who is not found is to be claimed like any other; that somebody else does it meanwhile, the plain INSERT says.
+            batch.seen(run.source, &HashSet::new(), &seen);
+            rows = batch.claims();
+        }
+    }
     if !rows.is_empty() {
-        claimed = claim_rows(engine, tx, run.source, &rows, form).await?;
+        claimed = claim_rows(engine, tx, run.source, &rows, claiming.form()).await?;
         CrashPoint::Claimed.passed();
-        all_new = Some(claimed.len() == rows.len());
+        all_new = all_new.or(Some(claimed.len() == rows.len()));
         if claimed.len() < rows.len() {
             let new: HashSet<Uuid> = claimed.iter().copied().collect();
             let missing: Vec<Uuid> = rows.iter().map(|row| row.event_id).filter(|id| !new.contains(id)).collect();

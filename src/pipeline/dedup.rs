@@ -24,7 +24,7 @@ use crate::metrics::{self, DuplicateCause};
 use crate::pipeline::batch::{Batch, Counts};
 use crate::pipeline::claim::{claim, fenced};
 use crate::pipeline::due::{Which, run_held};
-use crate::pipeline::form::Forms;
+use crate::pipeline::form::{Claiming, Forms};
 use crate::pipeline::horizon;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
 use crate::pipeline::refusal::{Refusal, Try, row_error};
@@ -278,7 +278,7 @@ async fn run<H: Business>(
     let mut alone: Option<Refusal> = None;
     let mut days = Vec::new();
     // Only records of the window are likely to be new: what is held was tried before.
-    let mut form = if matches!(batch.work, Work::Window(_)) { batch.forms.next() } else { Form::OnConflict };
+    let mut claiming = if matches!(batch.work, Work::Window(_)) { batch.forms.next() } else { Claiming::OnConflict };
     loop {
         let mut session = match kept.take() {
             Some(session) => session,
@@ -292,7 +292,7 @@ async fn run<H: Business>(
         let mut perhaps = None;
         let result = match &batch.work {
             Work::Window(window) => {
-                let this = Try { form, refusal: alone.as_ref() };
+                let this = Try { claiming, refusal: alone.as_ref() };
                 run_window(&engine, &mut session, &batch, window, this, &mut perhaps).await
             }
             Work::Requests => run_requests(&engine, &mut session, &batch).await,
@@ -312,12 +312,12 @@ async fn run<H: Business>(
                 return (Done::Settled(settled), Some(session));
             }
             // Nothing has happened but calls, whose answers are kept.
-            Err(TransactionError::Body(error)) if form == Form::Optimistic && shows_a_taken_key(&error) => {
+            Err(TransactionError::Body(error)) if claiming.form() == Form::Optimistic && shows_a_taken_key(&error) => {
                 batch.forms.missed();
                 metrics::claims(metrics::Claims::Taken);
                 metrics::stage(metrics::Stage::Claim, begun.elapsed());
                 CrashPoint::KeyTaken.passed();
-                form = Form::OnConflict;
+                claiming = Claiming::OnConflict;
                 kept = session.is_settled().then_some(session);
                 continue;
             }
@@ -397,7 +397,7 @@ async fn run_window<H: Business>(
     let claiming = Instant::now();
     let settled = fenced(engine, session, run, "batch", async |tx, floor| {
         let claimed;
-        (claimed, all_new) = claim(engine, tx, run, this.form, floor, &mut batch).await?;
+        (claimed, all_new) = claim(engine, tx, run, this.claiming, floor, &mut batch).await?;
         metrics::stage(metrics::Stage::Claim, claiming.elapsed());
         let events = batch.take_claimed(&run.doubt);
         let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
@@ -433,8 +433,8 @@ async fn run_window<H: Business>(
     metrics::stage(metrics::Stage::Commit, written.elapsed());
     CrashPoint::Committed.passed();
     if let Some(all_new) = all_new {
-        run.forms.committed(this.form, all_new);
-        metrics::claims(this.form.into());
+        run.forms.committed(this.claiming, all_new);
+        metrics::claims(this.claiming.into());
     }
     if !newly_held.is_empty() {
         warn!(partition = run.partition, held = newly_held, "not applied; `onceward held list` shows them");
@@ -481,7 +481,7 @@ pub(super) async fn apply<H: Business>(
         source: run.source,
         epoch: run.epoch,
         group: Arc::clone(&engine.group),
-        form: this.form,
+        form: this.claiming.form(),
         deadline: started + engine.effect_deadline,
         deadline_wall: SystemTime::now() + engine.effect_deadline,
         stop: run.stop.clone(),

@@ -18,6 +18,7 @@ use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, FUTURE, OTHER_CONTENT, decode_guarded, is_future};
 use crate::pipeline::claim::{claim_rows, fenced};
 use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, report};
+use crate::pipeline::form::Claiming;
 use crate::pipeline::horizon;
 use crate::pipeline::refusal::{Refusal, Try, row_error};
 use crate::record::KeyDigest;
@@ -55,7 +56,7 @@ pub(super) async fn run_held<H: Business>(
         // Another row may have become due meanwhile, and it is not the one that was refused.
         let refusal = which.refusal.filter(|refusal| rows.len() == 1 && refusal.held_row == Some(rows[0].id));
         // What was tried before is not likely to be new.
-        let this = Try { form: Form::OnConflict, refusal };
+        let this = Try { claiming: Claiming::OnConflict, refusal };
         let held_row = rows.first().map(|row| row.id);
         let error_of = |error| row_error(error, rows.len(), held_row, this);
         let mut batch = HeldBatch::decode(&engine.handler, &rows, SystemTime::now(), engine.future_skew);

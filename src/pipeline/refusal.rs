@@ -7,6 +7,7 @@
 //! that the optimistic form finds taken is nobody's fault.
 
 use crate::pipeline::dedup::BatchError;
+use crate::pipeline::form::Claiming;
 use crate::store::{ErrorClass, Form};
 
 /// Rows that the database refuses because of a value in them, or a record over which the handler panics.
@@ -23,8 +24,8 @@ pub struct Refusal {
 /// How a batch runs this time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Try<'a> {
-    /// The form of its rows.
-    pub form: Form,
+    /// How it claims.
+    pub claiming: Claiming,
     /// Its one record has been refused already.
     pub refusal: Option<&'a Refusal>,
 }
@@ -33,7 +34,7 @@ pub(super) struct Try<'a> {
 pub(super) fn row_error(error: BatchError, records: usize, held_row: Option<i64>, this: Try<'_>) -> BatchError {
     let of_one_record = match &error {
         BatchError::Panicked => true,
-        BatchError::Database(error) if this.form == Form::Optimistic && error.is_taken() => return BatchError::Taken,
+        BatchError::Database(error) if this.claiming.form() == Form::Optimistic && error.is_taken() => return BatchError::Taken,
         BatchError::Database(error) => error.class() == ErrorClass::Data,
         BatchError::Fenced
         | BatchError::WentBack { .. }

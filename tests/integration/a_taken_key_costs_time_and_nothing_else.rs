@@ -98,7 +98,7 @@ fn a_row_that_is_refused_costs_its_own_event_in_this_form_too() {
 }
 
 #[test]
-fn a_partition_becomes_optimistic_by_itself_and_one_taken_key_makes_it_careful() {
+fn a_partition_becomes_optimistic_by_itself_and_one_taken_key_makes_it_look_first() {
     let world = World::with_partitions(1);
     let orders = Order::some(200);
     world.topic.send(orders.iter().map(Order::message));
@@ -111,6 +111,56 @@ fn a_partition_becomes_optimistic_by_itself_and_one_taken_key_makes_it_careful()
     world.topic.send(orders.iter().map(Order::message));
     eventually("all are duplicates", || engine.metric("onceward_events_total", &[("outcome", "duplicate")]) == 200.0);
     assert_eq!(batches(&engine, "taken"), 1.0, "the first of the duplicates");
-    assert!(batches(&engine, "on_conflict") >= 21.0);
+    assert_eq!(batches(&engine, "on_conflict"), 2.0, "and that batch once more");
+    assert!(batches(&engine, "look_first") >= 19.0);
     assert_eq!(world.database.count("SELECT count(*) FROM payment"), 200);
+}
+
+fn looking_first(world: &World) -> EngineBuilder {
+    world.engine().environment("ONCEWARD_CLAIM_FORM", "look_first")
+}
+
+#[test]
+fn a_look_finds_repeats_and_conflicts_and_what_it_does_not_find_is_applied() {
+    let world = World::with_partitions(1);
+    let engine = looking_first(&world).start();
+    let orders = Order::some(40);
+    world.topic.send(orders[..20].iter().map(Order::message));
+    eventually_equal("the first are paid", 20, || world.database.count("SELECT count(*) FROM payment"));
+    let other_content = Order { event_id: orders[3].event_id, ..Order::new() };
+    world.topic.send(orders.iter().rev().chain([&other_content]).map(Order::message));
+    assert_the_books_agree(&world, &world.provider, &orders);
+    eventually_equal("all are settled", 0, || world.topic.lag(&world.group));
+    assert_eq!((batches(&engine, "taken"), batches(&engine, "on_conflict"), batches(&engine, "optimistic")), (0.0, 0.0, 0.0));
+    assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 20.0);
+    assert_eq!(engine.metric("onceward_events_total", &[("outcome", "applied")]), 40.0);
+    assert_eq!(world.provider.calls().posts, 40);
+    assert_eq!(world.database.column(HELD), [format!("{} conflict parked false", other_content.event_id)]);
+}
+
+/// Between the look and the claim somebody else claims one of them: of two partitions that get the same event, say.
+#[test]
+fn a_claim_that_a_look_came_too_early_for_is_found_all_the_same() {
+    let world = World::with_partitions(1);
+    let engine = looking_first(&world).start();
+    let first = Order::new();
+    world.topic.send([first.message()]);
+    eventually_equal("paid", 1, || world.database.count("SELECT count(*) FROM payment"));
+    let orders = Order::some(10);
+    let somebody = world.database.session();
+    somebody.rows(&format!(
+        "BEGIN; INSERT INTO processed_event (event_id, consumer_group, processed_at, source_id, event_digest, source_offset)
+         SELECT '{}', consumer_group, now(), source_id, NULL, 77 FROM processed_event",
+        orders[4].event_id
+    ));
+    world.topic.send(orders.iter().map(Order::message));
+    eventually("the engine has looked, and waits for that claim", || {
+        world.database.count("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'") == 1
+    });
+    somebody.rows("COMMIT");
+    eventually_equal("all are settled", 0, || world.topic.lag(&world.group));
+    assert_eq!(batches(&engine, "taken"), 1.0);
+    assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 1.0);
+    assert_eq!(world.provider.calls().posts, 10, "everybody but that one");
+    assert_eq!(world.database.count("SELECT count(*) FROM payment"), 10);
 }
