@@ -33,6 +33,7 @@ has() {
   case $1 in
   java) local found; found=$(java -version 2>&1) && [[ $found =~ \"([0-9]+) ]] && ((BASH_REMATCH[1] >= 17)) ;;
   node) local found; found=$(node --version 2>/dev/null) && [[ $found =~ ^v([0-9]+) ]] && ((BASH_REMATCH[1] >= 20)) ;;
+  perl) perl -MIPC::Cmd -e 1 2>/dev/null ;; # a part of it is everywhere and does not build OpenSSL
   *) command -v "$1" >/dev/null ;;
   esac
 }
@@ -44,6 +45,7 @@ name_of() {
   mvn) echo "Maven (mvn; Debian: maven)" ;;
   cargo) echo "Rust (cargo, with the toolchain that rust-toolchain.toml names; https://rustup.rs)" ;;
   node) echo "Node.js 20.19 or newer" ;;
+  perl) echo "Perl with its core modules (perl; Debian: perl)" ;;
   npm) echo "npm, which comes with Node.js" ;;
   chromedriver) echo "chromedriver (Debian: chromium-driver)" ;;
   *) echo "$1 (Debian: $1)" ;;

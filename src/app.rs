@@ -24,7 +24,7 @@ use crate::config::{Config, ProviderConfig, ProviderKind};
 use crate::handler::{Handler, Pause};
 use crate::held::RetryPolicy;
 use crate::metrics;
-use crate::pipeline::client::Client;
+use crate::pipeline::client::{Client, Login};
 use crate::pipeline::dedup::Engine;
 use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::payment::PaymentActor;
@@ -262,10 +262,10 @@ fn start<H: Handler>(
     let (commands, obeyed) = channel();
     let (events, asked) = mpsc::unbounded_channel();
     let buffer = Buffer::new(config.pipeline.buffer_bytes, commands.clone());
-    let client_config = config.kafka.kafka_client_config();
-    let client =
-        PollThread::start(client_config, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"))
-            .context("the Kafka client refuses its configuration or the topic")?;
+    let kafka = config.kafka.clone();
+    let login = Login::new(move || kafka.kafka_client_config());
+    let client = PollThread::start(login, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"))
+        .context("the Kafka client refuses its configuration or the topic")?;
 
     let offsets = OffsetActor::new(topic.clone(), client.clone(), config.kafka.commit_interval, status.clone(), fatal).start();
     let engine = Engine {
@@ -307,8 +307,7 @@ fn start<H: Handler>(
 }
 
 fn relay(config: &Config, store: Store) -> Relay {
-    let (topic, group) = (config.kafka.topic.clone(), config.kafka.group.clone());
-    Relay { store, client: config.kafka.kafka_producer_config(), topic, group, owner: owner(), producer: None }
+    Relay { store, kafka: config.kafka.clone(), owner: owner(), producer: None }
 }
 
 /// Who we are, for people who look at `consumed_partition`.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use url::Url;
 
 pub use self::check::Need;
-pub use self::kafka::KafkaOptions;
+pub use self::kafka::{KafkaOptions, TOKEN_FILE, Token, Wire};
 pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
@@ -54,7 +54,11 @@ settings! {
         max_poll_interval: Duration = Duration::from_secs(300),
         /// How often settled offsets are committed.
         commit_interval: Duration = Duration::from_millis(200),
-        /// Further librdkafka options of the consumer, by their own names; those that carry the guarantee are refused.
+        /// A file that holds the bearer token for `sasl.mechanism = "OAUTHBEARER"`, a JSON Web Token; read again when four fifths of the
+        /// token's life are over, so that whoever renews it only has to replace the file in time.
+        oauth_token_file: String = String::new(),
+        /// Further librdkafka options, by their own names; those that carry the guarantee are refused. The consumer takes all of them, every
+        /// other client those of the connection: `security.protocol`, `ssl.*`, `sasl.*` and the like.
         options: KafkaOptions = KafkaOptions::default(),
     }
 

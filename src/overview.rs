@@ -19,6 +19,7 @@ use crate::config::KafkaConfig;
 use crate::event::id::unix_ms_of;
 use crate::handler::HeldReason;
 use crate::pipeline::broker::{self, Log};
+use crate::pipeline::connection;
 use crate::pipeline::rebalance::Rebalances;
 use crate::retention::cleaner::Outlook;
 use crate::status::Snapshot;
@@ -219,7 +220,7 @@ impl Overview {
 
 /// Asks the broker, as a client that joins no group. Blocks the thread.
 pub(crate) fn ask_broker(kafka: &KafkaConfig) -> Result<Logs, String> {
-    let consumer = kafka.kafka_client_config().create_with_context(Rebalances::default());
+    let consumer = connection::connect(&kafka.kafka_client_config(), Rebalances::default());
     broker::all_logs(&consumer.map_err(|error| error.to_string())?, &kafka.topic)
 }
 

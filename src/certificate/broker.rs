@@ -6,17 +6,18 @@
 //! Invariant: an answer that did not come is an error with its words, never an empty answer.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
-use rdkafka::types::RDKafkaErrorCode;
 
 use super::{Answers, Condition};
-use crate::config::{Config, KafkaConfig};
+use crate::config::{Config, KafkaConfig, Wire};
 use crate::pipeline::broker::{Log, read_logs};
+use crate::pipeline::connection::{self, Plain};
 use crate::pipeline::native;
 use crate::pipeline::rebalance::Rebalances;
 use crate::pipeline::settings::{Admin, Settings, value};
@@ -119,6 +120,29 @@ pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<String> {
     asked.await.unwrap_or_else(|panic| Err(panic.to_string()))
 }
 
+/// How the brokers are spoken to; nobody is asked.
+pub(super) fn judge_the_way(kafka: &KafkaConfig, answers: &mut Answers) {
+    let is_of_this_machine = |broker: &str| {
+        let host = broker.trim().rsplit_once(':').map_or(broker, |(host, _)| host).trim_matches(['[', ']']);
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    };
+    let protocol = kafka.options.get("security.protocol").unwrap_or("plaintext");
+    match kafka.wire() {
+        Wire::Verified => answers.holds(Condition::KafkaTls, protocol),
+        _ if kafka.brokers.split(',').all(is_of_this_machine) => answers.holds(Condition::KafkaTls, "of this machine"),
+        Wire::Plain => answers.fails(
+            Condition::KafkaTls,
+            format_args!("kafka.options.security.protocol is {protocol}"),
+            "make it ssl or sasl_ssl",
+        ),
+        Wire::Unverified => answers.fails(
+            Condition::KafkaTls,
+            format_args!("{protocol}, with anybody who answers"),
+            "leave out ssl.endpoint.identification.algorithm and enable.ssl.certificate.verification, and name an ssl.ca.location that vouches for the brokers",
+        ),
+    }
+}
+
 /// What is not there.
 enum Missing {
     Broker(String),
@@ -128,14 +152,15 @@ enum Missing {
 /// Blocks the thread.
 fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize, Facts), Missing> {
     let consumer = consumer(kafka).map_err(|error| Missing::Broker(error.to_string()))?;
-    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE).map_err(|error| Missing::Broker(error.to_string()))?;
+    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE);
+    let metadata = metadata.map_err(|error| Missing::Broker(connection::why(&consumer, &error)))?;
     let brokers = metadata.brokers().len();
     let broker = metadata.brokers().first().ok_or_else(|| Missing::Broker("it knows no brokers".to_owned()))?.id();
     let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic);
     let missing = |why: String| Missing::Topic { brokers, why };
     let topic = topic.ok_or_else(|| missing("the broker does not know it".to_owned()))?;
     if let Some(error) = topic.error() {
-        return Err(missing(RDKafkaErrorCode::from(error).to_string()));
+        return Err(missing(connection::in_words(error.into())));
     }
     let partitions: Vec<i32> = topic.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect();
     let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
@@ -172,7 +197,7 @@ fn quiet(kafka: &KafkaConfig) -> ClientConfig {
 }
 
 fn consumer(kafka: &KafkaConfig) -> Result<BaseConsumer<Rebalances>, KafkaError> {
-    quiet(kafka).create_with_context(Rebalances::default())
+    connection::connect(&quiet(kafka), Rebalances::default())
 }
 
 fn offsets_topic(consumer: &BaseConsumer<Rebalances>, ask: impl FnOnce() -> Asked<Settings>) -> Asked<Option<(usize, Settings)>> {
@@ -225,7 +250,7 @@ fn read_witnesses(kafka: &KafkaConfig, frontiers: &[Frontier], logs: &BTreeMap<i
         let place = rdkafka::Offset::Offset(offset.0);
         assignment.add_partition_offset(&kafka.topic, *partition, place).map_err(|error| error.to_string())?;
     }
-    let consumer: BaseConsumer = quiet(kafka).create().map_err(|error| error.to_string())?;
+    let consumer: BaseConsumer<Plain> = connection::connect(&quiet(kafka), Plain::default()).map_err(|error| error.to_string())?;
     consumer.assign(&assignment).map_err(|error| error.to_string())?;
     let (until, mut found) = (Instant::now() + WITNESSES, BTreeMap::new());
     while !wanted.is_empty() {

@@ -88,6 +88,7 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
         let why = "makes a crash worse with the assignor `broker`: the broker refuses the restarted process until the old one's session has ended";
         push(faults, "kafka.instance_id", why.to_owned());
     }
+    faults.extend(kafka.connection_faults().into_iter().map(|(key, problem)| Fault { key, origin: None, problem }));
     if EnvFilter::try_new(&config.log.level).is_err() {
         push(faults, "log.level", "must be error, warn, info, debug, trace, or directives such as info,onceward=debug".to_owned());
     }

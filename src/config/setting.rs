@@ -359,7 +359,7 @@ impl Setting for KafkaOptions {
     }
 
     fn show(&self) -> Option<String> {
-        let lines: Vec<String> = self.shown().map(|(key, value)| format!("{} = {}", quote(key), quote(value))).collect();
+        let lines: Vec<String> = self.shown().map(|(key, value)| format!("{} = {}", quote(&key), quote(value))).collect();
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 }

@@ -13,6 +13,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tracing::{debug, error, info, warn};
 
 use crate::metrics;
+use crate::pipeline::connection;
 
 /// How long an error is left out after it was logged.
 const QUIET: Duration = Duration::from_secs(10);
@@ -46,7 +47,8 @@ impl ClientLog {
     pub fn error(&self, error: &KafkaError, reason: &str) {
         metrics::client_error();
         if let Some(left_out) = self.due(error.rdkafka_error_code(), Instant::now()) {
-            warn!(target: "librdkafka", %error, reason, left_out, "Kafka client");
+            let todo = error.rdkafka_error_code().and_then(connection::todo);
+            warn!(target: "librdkafka", %error, reason, todo, left_out, "Kafka client");
         }
     }
 

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
+use super::connection::{self, Plain};
 use super::native;
 use crate::config::KafkaConfig;
 
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks for settings. Every question blocks its thread, which must be one of a runtime.
 pub(crate) struct Admin {
-    client: AdminClient<DefaultClientContext>,
+    client: AdminClient<Plain>,
     /// The cluster has named one that answers for it.
     controlled: bool,
     /// How many partitions the topic has; 0 while it is not there.
@@ -34,8 +34,10 @@ impl Admin {
     /// # Errors
     /// In words: no broker answers.
     pub fn connect(kafka: &KafkaConfig) -> Result<Self, String> {
-        let client: AdminClient<_> = kafka.kafka_admin_config().create().map_err(|error| error.to_string())?;
-        let metadata = client.inner().fetch_metadata(Some(&kafka.topic), PATIENCE).map_err(|error| error.to_string())?;
+        let client: AdminClient<_> =
+            connection::connect(&kafka.kafka_admin_config(), Plain::default()).map_err(|error| error.to_string())?;
+        let metadata = client.inner().fetch_metadata(Some(&kafka.topic), PATIENCE);
+        let metadata = metadata.map_err(|error| connection::why(&client, &error))?;
         let controller = native::controller(client.inner());
         let controlled = metadata.brokers().iter().any(|broker| Some(broker.id()) == controller);
         let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic);
@@ -82,7 +84,7 @@ pub(crate) fn value<'a>(settings: &'a Settings, name: &str) -> Result<&'a str, S
 fn in_words(error: &KafkaError) -> String {
     match error {
         KafkaError::AdminOp(code @ (RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed)) => {
-            format!("{code}: our principal needs DescribeConfigs on it")
+            format!("{code}: our principal needs DescribeConfigs on it (ops/acls.sh)")
         }
         KafkaError::AdminOp(code) => code.to_string(),
         other => other.to_string(),

@@ -1,6 +1,7 @@
 //! Tests on a real Kafka and a real PostgreSQL; `scripts/test` starts both. Each file is a chapter, each test a sentence.
 
 mod a_breaker_stands_before_the_provider;
+mod a_broker_lets_in_only_whom_it_knows;
 mod a_certificate_names_what_is_broken;
 mod a_crash_around_the_charge_leaves_one_charge;
 mod a_database_in_trouble_costs_time_and_nothing_else;

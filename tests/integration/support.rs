@@ -18,6 +18,7 @@ mod orders;
 mod patience;
 mod proxy;
 mod raw_header;
+mod secured;
 mod tls_front;
 mod topic;
 
@@ -40,6 +41,7 @@ pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
+pub use secured::{PASSWORD, SecuredKafka};
 pub use tls_front::TlsFront;
 pub use topic::{Message, Read, Topic};
 
@@ -67,6 +69,12 @@ impl World {
         Self::in_database(&name, Database::migrated(&name), partitions)
     }
 
+    /// With a topic at these brokers.
+    pub fn at(brokers: &str, partitions: i32) -> Self {
+        let name = unique_name();
+        Self::with_topic(&name, Topic::at(brokers, &name, partitions, &[]), Database::migrated(&name))
+    }
+
     /// Whose database has no tables yet.
     pub fn without_tables(partitions: i32) -> Self {
         let name = unique_name();
@@ -80,8 +88,12 @@ impl World {
     }
 
     fn in_database(name: &str, database: Database, partitions: i32) -> Self {
+        Self::with_topic(name, Topic::create(name, partitions), database)
+    }
+
+    fn with_topic(name: &str, topic: Topic, database: Database) -> Self {
         Self {
-            topic: Topic::create(name, partitions),
+            topic,
             database,
             provider: ProviderStub::start(provider_stub::Options::default()).expect("a provider"),
             group: format!("group-{name}"),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use onceward::config::{Config, Need};
 use onceward::lab::process::{self, Signal, TempFolder};
 
-use super::{LIMIT, World, eventually, server};
+use super::{LIMIT, World, eventually};
 
 /// The defaults of time scaled down, the order among them kept. All in milliseconds.
 const SCALED: [(&str, i64); 14] = [
@@ -57,7 +57,7 @@ pub struct Engine {
 impl EngineBuilder {
     pub(super) fn new(world: &World) -> Self {
         let builder = Self { settings: BTreeMap::new(), environment: Vec::new() }
-            .set("kafka.brokers", server("ONCEWARD_TEST_KAFKA"))
+            .set("kafka.brokers", world.topic.brokers())
             .set("kafka.topic", world.topic.name())
             .set("kafka.group", world.group.as_str())
             .set("database.url", world.database.url())
