@@ -32,6 +32,7 @@ mod events_of_one_key_keep_their_order;
 mod every_kind_of_membership_keeps_the_promise;
 mod every_mutant_fits_the_code;
 mod every_refusal_of_the_provider_has_its_consequence;
+mod everybody_asks_who_comes;
 mod five_processes_start_at_once;
 mod forgetting_never_makes_an_event_new;
 mod never_more_than_partition_concurrency_transactions_are_open;

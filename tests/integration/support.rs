@@ -70,9 +70,9 @@ impl World {
     }
 
     /// With a topic at these brokers.
-    pub fn at(brokers: &str, partitions: i32) -> Self {
+    pub fn at(brokers: &str, database: Database, partitions: i32) -> Self {
         let name = unique_name();
-        Self::with_topic(&name, Topic::at(brokers, &name, partitions, &[]), Database::migrated(&name))
+        Self::with_topic(&name, Topic::at(brokers, &name, partitions, &[]), database)
     }
 
     /// Whose database has no tables yet.

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use onceward::lab::kafka::{Kafka, Secured};
 
 use super::engine::EngineBuilder;
-use super::{Authority, Folder, World, server};
+use super::{Authority, Database, Folder, World, server, unique_name};
 
 /// The broker, as its clients see it.
 pub struct SecuredKafka {
@@ -66,7 +66,7 @@ impl SecuredKafka {
 
     /// A topic and all the rest, made by the administrator.
     pub fn world(&self, partitions: i32) -> World {
-        World::at(&self.plain, partitions)
+        World::at(&self.plain, Database::migrated(&unique_name()), partitions)
     }
 
     /// A file of secrets with this content.
