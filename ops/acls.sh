@@ -28,6 +28,7 @@ check)
   ;;
 audit)
   acls --operation Read --topic "$topic"
+  acls --operation Describe --group "$group" # a reader looks for its group's coordinator, though it never joins
   ;;
 offsets | status)
   acls --operation Describe --topic "$topic" --group "$group"

@@ -54,7 +54,7 @@ settings! {
         max_poll_interval: Duration = Duration::from_secs(300),
         /// How often settled offsets are committed.
         commit_interval: Duration = Duration::from_millis(200),
-        /// A file that holds the bearer token for `sasl.mechanism = "OAUTHBEARER"`, a JSON Web Token; read again when four fifths of the
+        /// A file that holds the bearer token for the `sasl.mechanism` OAUTHBEARER, a JSON Web Token; read again when four fifths of the
         /// token's life are over, so that whoever renews it only has to replace the file in time.
         oauth_token_file: String = String::new(),
         /// Further librdkafka options, by their own names; those that carry the guarantee are refused. The consumer takes all of them, every

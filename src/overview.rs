@@ -221,7 +221,8 @@ impl Overview {
 /// Asks the broker, as a client that joins no group. Blocks the thread.
 pub(crate) fn ask_broker(kafka: &KafkaConfig) -> Result<Logs, String> {
     let consumer = connection::connect(&kafka.kafka_client_config(), Rebalances::default());
-    broker::all_logs(&consumer.map_err(|error| error.to_string())?, &kafka.topic)
+    let consumer = consumer.map_err(|error| error.to_string())?;
+    broker::all_logs(&consumer, &kafka.topic).map_err(|error| connection::told(&consumer).unwrap_or(error))
 }
 
 fn rows(group: Option<&Group>, logs: Option<&Logs>, here: &Snapshot) -> Vec<Row> {

@@ -81,6 +81,14 @@ pub enum ProduceError {
         /// The brokers.
         brokers: String,
     },
+    /// The topic is not for us.
+    #[error("the topic {topic}: {why}")]
+    Refused {
+        /// The topic.
+        topic: String,
+        /// What the broker said, and what to do.
+        why: String,
+    },
     /// The source or the log.
     #[error("{path}: {error}", path = path.display())]
     File {
@@ -164,7 +172,13 @@ fn partitions(options: &Options) -> Result<i32, ProduceError> {
         let metadata = consumer.fetch_metadata(Some(&options.topic), options.delivery_timeout).map_err(|error| {
             ProduceError::NoAnswer { brokers: brokers(&options.client), error: connection::why(&consumer, &error) }
         })?;
-        let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
+        let topic = metadata.topics().first();
+        if let Some(refused) = topic.and_then(|topic| topic.error()).map(RDKafkaErrorCode::from)
+            && connection::todo(refused).is_some()
+        {
+            return Err(ProduceError::Refused { topic: options.topic.clone(), why: connection::in_words(refused) });
+        }
+        let partitions = topic.map_or(0, |topic| topic.partitions().len());
         match i32::try_from(partitions) {
             Ok(partitions) if partitions > 0 => return Ok(partitions),
             _ if Instant::now() >= deadline => {

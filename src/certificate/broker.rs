@@ -13,6 +13,7 @@ use rdkafka::ClientConfig;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode;
 
 use super::{Answers, Condition};
 use crate::config::{Config, KafkaConfig, Wire};
@@ -181,7 +182,8 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
         replicas,
         offsets: offsets_topic(&consumer, || ask(&|admin| admin.topic(OFFSETS_TOPIC))),
         oldest_record_ms: oldest_record_ms(quiet(kafka), &kafka.topic),
-        group: group(&consumer, &kafka.group),
+        // To whom the group's offsets are not told, its members are kept back in silence.
+        group: logs.as_ref().map_err(Clone::clone).and_then(|_| group(&consumer, &kafka.group)),
         frontiers,
         logs,
         witnesses,
@@ -201,8 +203,13 @@ fn consumer(kafka: &KafkaConfig) -> Result<BaseConsumer<Rebalances>, KafkaError>
 }
 
 fn offsets_topic(consumer: &BaseConsumer<Rebalances>, ask: impl FnOnce() -> Asked<Settings>) -> Asked<Option<(usize, Settings)>> {
-    let metadata = consumer.fetch_metadata(Some(OFFSETS_TOPIC), PATIENCE).map_err(|error| error.to_string())?;
-    let topic = metadata.topics().iter().find(|topic| topic.name() == OFFSETS_TOPIC && topic.error().is_none());
+    let metadata = consumer.fetch_metadata(Some(OFFSETS_TOPIC), PATIENCE).map_err(|error| connection::plainly(&error))?;
+    let topic = metadata.topics().iter().find(|topic| topic.name() == OFFSETS_TOPIC);
+    if let Some(refused) = topic.and_then(|topic| topic.error()).map(RDKafkaErrorCode::from)
+        && refused != RDKafkaErrorCode::UnknownTopicOrPartition
+    {
+        return Err(connection::in_words(refused));
+    }
     let replicas = topic.and_then(|topic| topic.partitions().iter().map(|partition| partition.replicas().len()).min());
     replicas.map(|replicas| Ok((replicas, ask()?))).transpose()
 }

@@ -207,7 +207,9 @@ fn read_logs(kafka: &KafkaConfig) -> anyhow::Result<BTreeMap<i32, Log>> {
     for partition in topic.partitions() {
         wanted.add_partition(&kafka.topic, partition.id());
     }
-    let committed = client.committed_offsets(wanted, PATIENCE).context("the broker does not tell the group's offsets")?;
+    let committed = client.committed_offsets(wanted, PATIENCE);
+    let committed =
+        committed.map_err(|error| anyhow!("the broker does not tell the group's offsets: {}", connection::plainly(&error)))?;
     let mut logs = BTreeMap::new();
     for element in committed.elements() {
         let (first, end) = client.fetch_watermarks(&kafka.topic, element.partition(), PATIENCE)?;

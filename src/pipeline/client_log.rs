@@ -47,7 +47,7 @@ impl ClientLog {
     pub fn error(&self, error: &KafkaError, reason: &str) {
         metrics::client_error();
         if let Some(left_out) = self.due(error.rdkafka_error_code(), Instant::now()) {
-            let todo = error.rdkafka_error_code().and_then(connection::todo);
+            let todo = error.rdkafka_error_code().and_then(|code| connection::todo_about(code, reason));
             warn!(target: "librdkafka", %error, reason, todo, left_out, "Kafka client");
         }
     }

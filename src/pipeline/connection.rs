@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::ffi::{CStr, CString};
+use std::fmt::Display;
 use std::time::Duration;
 
 use rdkafka::admin::AdminClient;
@@ -131,9 +132,15 @@ fn give_token(client: &impl Connected, file: &str) {
     }
 }
 
-/// Why a question had no answer. What else waits in the client's queue is dropped: it is a client that is asked and not polled.
+/// Why a question had no answer.
 pub(crate) fn why(client: &impl Connected, error: &KafkaError) -> String {
-    let mut told = error.rdkafka_error_code().and_then(|code| Some(format!("{error}: {}", todo(code)?)));
+    told(client).unwrap_or_else(|| plainly(error))
+}
+
+/// What the broker has against us, as it waits in the client's queue. What else waits there is dropped: it is a client that is asked and not
+/// polled.
+pub(crate) fn told(client: &impl Connected) -> Option<String> {
+    let mut told = None;
     // SAFETY: the client is borrowed; the queue and each event are given back below, and every text is copied before.
     unsafe {
         let queue = native::rd_kafka_queue_get_main(client.native());
@@ -142,17 +149,16 @@ pub(crate) fn why(client: &impl Connected, error: &KafkaError) -> String {
             if event.is_null() {
                 break;
             }
-            if native::rd_kafka_event_type(event) == native::RD_KAFKA_EVENT_ERROR
-                && let Some(todo) = todo(native::rd_kafka_event_error(event).into())
-            {
+            if native::rd_kafka_event_type(event) == native::RD_KAFKA_EVENT_ERROR {
                 let text = CStr::from_ptr(native::rd_kafka_event_error_string(event)).to_string_lossy();
-                told = Some(format!("{}: {todo}", text.trim()));
+                let todo = todo_about(native::rd_kafka_event_error(event).into(), &text);
+                told = todo.map(|todo| format!("{}: {todo}", text.trim())).or(told);
             }
             native::rd_kafka_event_destroy(event);
         }
         native::rd_kafka_queue_destroy(queue);
     }
-    told.unwrap_or_else(|| error.to_string())
+    told
 }
 
 /// The topic in an answer that was asked for it.
@@ -170,7 +176,16 @@ pub(crate) fn topic<'a>(metadata: &'a Metadata, name: &str) -> Result<&'a Metada
 
 /// With what to do, where it can be told.
 pub(crate) fn in_words(code: RDKafkaErrorCode) -> String {
-    todo(code).map_or_else(|| code.to_string(), |todo| format!("{code}: {todo}"))
+    with_todo(&code, Some(code))
+}
+
+/// The same of an error.
+pub(crate) fn plainly(error: &KafkaError) -> String {
+    with_todo(error, error.rdkafka_error_code())
+}
+
+fn with_todo(said: &impl Display, code: Option<RDKafkaErrorCode>) -> String {
+    code.and_then(todo).map_or_else(|| said.to_string(), |todo| format!("{said}: {todo}"))
 }
 
 /// What a person has to do about an error that waiting alone does not mend; `None` for all others.
@@ -183,12 +198,21 @@ pub(crate) const fn todo(code: RDKafkaErrorCode) -> Option<&'static str> {
             "TLS fails; see ssl.ca.location (who vouches for the broker), the names in its certificate, and ssl.certificate.location (who we are)"
         }
         RDKafkaErrorCode::TopicAuthorizationFailed => {
-            "our principal needs Read on the topic, or Write where it writes (ops/acls.sh)"
+            "our principal needs Read on the topic, Write where it writes, Describe where it only asks (ops/acls.sh)"
         }
-        RDKafkaErrorCode::GroupAuthorizationFailed => "our principal needs Read on the consumer group (ops/acls.sh)",
+        RDKafkaErrorCode::GroupAuthorizationFailed => {
+            "our principal needs Read on the consumer group, or Describe where it only asks (ops/acls.sh)"
+        }
         RDKafkaErrorCode::ClusterAuthorizationFailed => "our principal needs DescribeConfigs on the cluster (ops/acls.sh)",
         _ => return None,
     })
+}
+
+/// The same, with what the client says beside the code: by TLS 1.3 a broker refuses a certificate when all hands are shaken already, and
+/// librdkafka takes that for a connection that broke.
+pub(crate) fn todo_about(code: RDKafkaErrorCode, reason: &str) -> Option<&'static str> {
+    let alert = code == RDKafkaErrorCode::BrokerTransportFailure && reason.contains("SSL alert");
+    todo(if alert { RDKafkaErrorCode::SSL } else { code })
 }
 
 /// How often the file of a password is looked at while a client lives.

@@ -81,7 +81,7 @@ impl ClientContext for Rebalances {
         // Asked for, and the poll thread hears of it too.
         if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
             self.log.error(&error, reason);
-            if let Some(todo) = error.rdkafka_error_code().and_then(connection::todo) {
+            if let Some(todo) = error.rdkafka_error_code().and_then(|code| connection::todo_about(code, reason)) {
                 *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{reason}: {todo}"));
             }
         }

@@ -26,8 +26,8 @@ pub(crate) struct Admin {
     client: AdminClient<Plain>,
     /// The cluster has named one that answers for it.
     controlled: bool,
-    /// How many partitions the topic has; 0 while it is not there.
-    pub partitions: usize,
+    /// How many partitions the topic has, or why that is not known.
+    pub partitions: Result<usize, String>,
 }
 
 impl Admin {
@@ -40,8 +40,8 @@ impl Admin {
         let metadata = metadata.map_err(|error| connection::why(&client, &error))?;
         let controller = native::controller(client.inner());
         let controlled = metadata.brokers().iter().any(|broker| Some(broker.id()) == controller);
-        let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic);
-        Ok(Self { partitions: topic.map_or(0, |topic| topic.partitions().len()), client, controlled })
+        let partitions = connection::topic(&metadata, &kafka.topic).map(|topic| topic.partitions().len());
+        Ok(Self { partitions, client, controlled })
     }
 
     /// Of a topic, the broker's defaults among them.

@@ -10,7 +10,8 @@ use onceward::lab::process::{exit_code, free_port};
 use onceward::lab::provider_stub::{Act, Rule};
 
 use crate::support::{
-    Authority, EngineBuilder, Order, PASSWORD, SecuredKafka, Topic, World, assert_charged_once, eventually, eventually_equal,
+    Authority, EngineBuilder, Message, Order, PASSWORD, Rights, SecuredKafka, Topic, World, assert_charged_once, documented_rights,
+    eventually, eventually_equal,
 };
 
 const SCRAM: &str = "SCRAM-SHA-512";
@@ -35,6 +36,11 @@ fn token(subject: &str, life: Duration) -> String {
     let (from, until) = (now.as_secs_f64() - 1.0, (now + life).as_secs_f64());
     let part = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
     format!("{}.{}.", part(r#"{"alg":"none"}"#), part(&format!(r#"{{"sub":"{subject}","iat":{from:.3},"exp":{until:.3}}}"#)))
+}
+
+/// Not as seldom as librdkafka does by itself about a topic that it was refused.
+fn asks_again(engine: EngineBuilder) -> EngineBuilder {
+    engine.set("kafka.options.topic.metadata.refresh.interval.ms", "500")
 }
 
 /// What `/ready` says of the assignment.
@@ -96,13 +102,83 @@ fn under_exactly_the_documented_acls_every_command_does_its_work() {
     assert!(first.terminate().success());
 }
 
+/// A command, a right that `ops/acls.sh` gives it, and what is said without it.
+const MISSED: [(&str, &str, &str); 17] = [
+    ("run", "Read --topic", "needs Read on the topic"),
+    ("run", "Read --group", "needs Read on the consumer group"),
+    ("run", "DescribeConfigs --topic", "needs DescribeConfigs on it"),
+    ("run", "Write --topic .dlq", "Write where it writes"),
+    ("check", "Read --topic", "needs Read on the topic"),
+    ("check", "DescribeConfigs --topic", "needs DescribeConfigs on it"),
+    ("check", "Describe --topic __consumer_offsets", "Describe where it only asks"),
+    ("check", "DescribeConfigs --topic __consumer_offsets", "needs DescribeConfigs on it"),
+    ("check", "Describe --group", "or Describe where it only asks"),
+    ("check", "DescribeConfigs --cluster", "needs DescribeConfigs on it"),
+    ("audit", "Read --topic", "needs Read on the topic"),
+    ("audit", "Describe --group", "or Describe where it only asks"),
+    ("offsets", "Describe --topic", "Describe where it only asks"),
+    ("offsets", "Describe --group", "or Describe where it only asks"),
+    ("status", "Describe --topic", "Describe where it only asks"),
+    ("status", "Describe --group", "or Describe where it only asks"),
+    ("produce", "Write --topic", "Write where it writes"),
+];
+
+#[test]
+fn without_any_one_of_the_documented_acls_something_is_missing_and_it_is_named() {
+    let kafka = SecuredKafka::shared();
+    let world = kafka.world(1);
+    let _letters = Topic::at(&kafka.plain, &format!("{}.dlq", world.topic.name()), 1, &[]);
+    let rights = Rights::at(&kafka.plain);
+    // What is told of the group's offsets needs somebody to have committed some.
+    kafka.grant(&world, "run", "billing");
+    assert_it_works(&world, kafka.engine(&world, SCRAM, "billing"));
+
+    for command in ["run", "check", "audit", "offsets", "status", "produce"] {
+        // Nobody else is called that, so the rights on what all share are theirs alone.
+        let user = format!("{command}-of-{}", world.topic.name());
+        let file = kafka.file(&format!("{user}.token"), &token(&user, Duration::from_secs(3_600)));
+        let engine = || asks_again(kafka.unnamed(&world, "OAUTHBEARER")).set("kafka.oauth_token_file", file.as_str());
+        let documented = documented_rights(command, world.topic.name(), &world.group);
+        assert_eq!(documented.len(), MISSED.iter().filter(|(of, ..)| *of == command).count(), "{command}");
+        documented.iter().for_each(|right| rights.give(&user, right));
+        for right in &documented {
+            let name = right.name.replace(&world.group, "").replace(world.topic.name(), "").replace("kafka-cluster", "");
+            let shown = format!("{} {} {name}", right.operation, right.kind);
+            let missed = MISSED.iter().find(|(of, what, _)| *of == command && *what == shown.trim());
+            let (_, _, says) = missed.unwrap_or_else(|| panic!("{command}: what is missed without {shown}?"));
+            rights.take(&user, right);
+            let what = format!("{command} without {shown} says: {says}");
+            if command == "run" {
+                let engine = engine().set("held.dead_letters", true).launch();
+                world.topic.send([Message::new("no event")]);
+                eventually(&what, || engine.log().contains(says));
+                rights.give(&user, right);
+                eventually("it goes on when the right is given", || engine.is_ready() && world.topic.lag(&world.group) == 0);
+                assert!(engine.terminate().success());
+            } else {
+                let arguments: &[&str] = match command {
+                    "offsets" => &["offsets", "show"],
+                    "produce" => &["produce", "--count", "1"],
+                    other => &[other],
+                };
+                eventually(&what, || {
+                    let admin = format!("127.0.0.1:{}", free_port().expect("a free port"));
+                    let output = engine().set("admin.listen", admin).run_to_end(arguments);
+                    [output.stdout, output.stderr].iter().any(|said| String::from_utf8_lossy(said).contains(says))
+                });
+                rights.give(&user, right);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_right_that_is_missing_is_named_and_when_it_is_given_the_engine_goes_on() {
     let kafka = SecuredKafka::shared();
     let world = kafka.world(1);
     let order = Order::new();
     world.topic.send([order.message()]);
-    let engine = kafka.engine(&world, SCRAM, "billing").launch();
+    let engine = asks_again(kafka.engine(&world, SCRAM, "billing")).launch();
     eventually("the log names the right to ask for settings", || engine.log().contains("ops/acls.sh"));
     eventually("readiness names the right", || why_not_ready(&engine).contains("needs Read on the"));
     kafka.grant(&world, "run", "billing");

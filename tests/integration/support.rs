@@ -7,6 +7,7 @@
 
 #![allow(dead_code, unused_imports, reason = "the tests decide which parts they need")]
 
+mod acl;
 mod books;
 mod browser;
 mod certificates;
@@ -31,6 +32,7 @@ use onceward::lab::process;
 use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
+pub use acl::{Right, Rights, documented_rights};
 pub use books::assert_the_books_agree;
 pub use browser::Browser;
 pub use certificates::{Authority, Folder, Identity};

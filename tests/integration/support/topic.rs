@@ -297,6 +297,6 @@ pub(super) fn client(brokers: &str) -> ClientConfig {
     config
 }
 
-fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
+pub(super) fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
     client(brokers).create().expect("an admin client")
 }
