@@ -115,7 +115,9 @@ impl Facts {
 pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<String> {
     let kafka = kafka.clone();
     let asked = tokio::task::spawn_blocking(move || {
-        let settings = Admin::connect(&kafka)?.topic(&kafka.topic)?;
+        let admin = Admin::connect(&kafka)?;
+        admin.partitions.clone()?;
+        let settings = admin.topic(&kafka.topic)?;
         Ok(value(&settings, "cleanup.policy")?.to_owned())
     });
     asked.await.unwrap_or_else(|panic| Err(panic.to_string()))

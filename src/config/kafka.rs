@@ -69,7 +69,7 @@ impl KafkaOptions {
         })
     }
 
-    /// The options as they are now. A file that cannot be read any more leaves what was in it before.
+    /// The options as they are now. A file that is gone or empty leaves what was in it when the configuration was read.
     fn now(&self) -> impl Iterator<Item = (&str, String)> {
         self.0.iter().map(|(key, value)| {
             let again = self.1.get(key).and_then(|file| read(file).ok());
@@ -245,7 +245,8 @@ fn refusal(key: &str, value: &str) -> Option<&'static str> {
 
 fn read(file: &str) -> Result<String, String> {
     let text = fs::read_to_string(file).map_err(|error| format!("{file} cannot be read: {error}"))?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+    let secret = text.trim_end_matches(['\r', '\n']);
+    if secret.is_empty() { Err(format!("{file} is empty")) } else { Ok(secret.to_owned()) }
 }
 
 fn is_secret(key: &str) -> bool {
@@ -398,8 +399,11 @@ mod tests {
         assert_eq!(password(), [Some("hunter2".to_owned()), Some("hunter2".to_owned())]);
         fs::write(file, "hunter3").expect("a file");
         assert_eq!(password(), [Some("hunter3".to_owned()), Some("hunter3".to_owned())]);
-        fs::remove_file(file).expect("it goes");
+        fs::write(file, "\n").expect("a file");
         assert_eq!(password()[0].as_deref(), Some("hunter2"), "as when the configuration was read");
+        assert!(kafka.options.insert("sasl.password.file", file).is_err_and(|why| why.contains("is empty")));
+        fs::remove_file(file).expect("it goes");
+        assert_eq!(password()[0].as_deref(), Some("hunter2"), "so when there is none");
         assert_eq!(format!("{:?}", kafka.options), format!("{{\"sasl.password.file\": {file:?}}}"));
         kafka.options.insert("sasl.password", "hunter4").expect("passes");
         assert_eq!(format!("{:?}", kafka.options), r#"{"sasl.password": "[redacted]"}"#, "what is given later counts");

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
 use super::connection::{self, Plain};
@@ -67,8 +66,14 @@ impl Admin {
         }
         let options = AdminOptions::new().request_timeout(Some(PATIENCE));
         let described = tokio::runtime::Handle::current().block_on(self.client.describe_configs([&resource], &options));
-        let resource = described.map_err(|error| in_words(&error))?.into_iter().next().unwrap_or(Err(RDKafkaErrorCode::NoEnt));
-        let resource = resource.map_err(|code| in_words(&KafkaError::AdminOp(code)))?;
+        let resource = described.map_err(|error| error.to_string())?.into_iter().next().unwrap_or(Err(RDKafkaErrorCode::NoEnt));
+        let resource = resource.map_err(|code| code.to_string())?;
+        // The wrapper leaves out why.
+        if resource.entries.is_empty() {
+            return Err(
+                "the broker keeps its settings to itself: our principal needs DescribeConfigs on it (ops/acls.sh)".to_owned()
+            );
+        }
         Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
     }
 }
@@ -79,14 +84,4 @@ impl Admin {
 /// It is not told.
 pub(crate) fn value<'a>(settings: &'a Settings, name: &str) -> Result<&'a str, String> {
     settings.get(name).map(String::as_str).ok_or_else(|| format!("the broker does not tell {name}"))
-}
-
-fn in_words(error: &KafkaError) -> String {
-    match error {
-        KafkaError::AdminOp(code @ (RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed)) => {
-            format!("{code}: our principal needs DescribeConfigs on it (ops/acls.sh)")
-        }
-        KafkaError::AdminOp(code) => code.to_string(),
-        other => other.to_string(),
-    }
 }

@@ -103,15 +103,13 @@ fn under_exactly_the_documented_acls_every_command_does_its_work() {
 }
 
 /// A command, a right that `ops/acls.sh` gives it, and what is said without it.
-const MISSED: [(&str, &str, &str); 17] = [
+const MISSED: [(&str, &str, &str); 15] = [
     ("run", "Read --topic", "needs Read on the topic"),
     ("run", "Read --group", "needs Read on the consumer group"),
     ("run", "DescribeConfigs --topic", "needs DescribeConfigs on it"),
     ("run", "Write --topic .dlq", "Write where it writes"),
     ("check", "Read --topic", "needs Read on the topic"),
     ("check", "DescribeConfigs --topic", "needs DescribeConfigs on it"),
-    ("check", "Describe --topic __consumer_offsets", "Describe where it only asks"),
-    ("check", "DescribeConfigs --topic __consumer_offsets", "needs DescribeConfigs on it"),
     ("check", "Describe --group", "or Describe where it only asks"),
     ("check", "DescribeConfigs --cluster", "needs DescribeConfigs on it"),
     ("audit", "Read --topic", "needs Read on the topic"),
@@ -123,6 +121,9 @@ const MISSED: [(&str, &str, &str); 17] = [
     ("produce", "Write --topic", "Write where it writes"),
 ];
 
+/// Looked at only where there is another broker to replicate to, and here is one; a refusal is judged in `src/certificate/topic.rs`.
+const OF_SEVERAL_BROKERS: [&str; 2] = ["Describe --topic __consumer_offsets", "DescribeConfigs --topic __consumer_offsets"];
+
 #[test]
 fn without_any_one_of_the_documented_acls_something_is_missing_and_it_is_named() {
     let kafka = SecuredKafka::shared();
@@ -133,19 +134,23 @@ fn without_any_one_of_the_documented_acls_something_is_missing_and_it_is_named()
     kafka.grant(&world, "run", "billing");
     assert_it_works(&world, kafka.engine(&world, SCRAM, "billing"));
 
+    let mut tried = 0;
     for command in ["run", "check", "audit", "offsets", "status", "produce"] {
         // Nobody else is called that, so the rights on what all share are theirs alone.
         let user = format!("{command}-of-{}", world.topic.name());
         let file = kafka.file(&format!("{user}.token"), &token(&user, Duration::from_secs(3_600)));
         let engine = || asks_again(kafka.unnamed(&world, "OAUTHBEARER")).set("kafka.oauth_token_file", file.as_str());
         let documented = documented_rights(command, world.topic.name(), &world.group);
-        assert_eq!(documented.len(), MISSED.iter().filter(|(of, ..)| *of == command).count(), "{command}");
         documented.iter().for_each(|right| rights.give(&user, right));
         for right in &documented {
             let name = right.name.replace(&world.group, "").replace(world.topic.name(), "").replace("kafka-cluster", "");
-            let shown = format!("{} {} {name}", right.operation, right.kind);
-            let missed = MISSED.iter().find(|(of, what, _)| *of == command && *what == shown.trim());
+            let shown = format!("{} {} {name}", right.operation, right.kind).trim().to_owned();
+            if OF_SEVERAL_BROKERS.contains(&shown.as_str()) {
+                continue;
+            }
+            let missed = MISSED.iter().find(|(of, what, _)| *of == command && *what == shown);
             let (_, _, says) = missed.unwrap_or_else(|| panic!("{command}: what is missed without {shown}?"));
+            tried += 1;
             rights.take(&user, right);
             let what = format!("{command} without {shown} says: {says}");
             if command == "run" {
@@ -170,6 +175,7 @@ fn without_any_one_of_the_documented_acls_something_is_missing_and_it_is_named()
             }
         }
     }
+    assert_eq!(tried, MISSED.len(), "each is a right that is documented");
 }
 
 #[test]
