@@ -172,6 +172,7 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
     let admin = Admin::connect(kafka);
     let ask = |settings: &dyn Fn(&Admin) -> Asked<Settings>| admin.as_ref().map_err(Clone::clone).and_then(settings);
     let logs = read_logs(&consumer, &kafka.topic, &partitions);
+    let logs = logs.map_err(|error| connection::told(&consumer).unwrap_or(error));
     let witnesses = match (&frontiers, &logs) {
         (Some(frontiers), Ok(logs)) => read_witnesses(kafka, frontiers, logs),
         (None, _) => Err("the database could not be asked".to_owned()),

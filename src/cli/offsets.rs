@@ -209,7 +209,7 @@ fn read_logs(kafka: &KafkaConfig) -> anyhow::Result<BTreeMap<i32, Log>> {
     }
     let committed = client.committed_offsets(wanted, PATIENCE);
     let committed =
-        committed.map_err(|error| anyhow!("the broker does not tell the group's offsets: {}", connection::plainly(&error)))?;
+        committed.map_err(|error| anyhow!("the broker does not tell the group's offsets: {}", connection::why(&client, &error)))?;
     let mut logs = BTreeMap::new();
     for element in committed.elements() {
         let (first, end) = client.fetch_watermarks(&kafka.topic, element.partition(), PATIENCE)?;

@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(password(), [Some("hunter3".to_owned()), Some("hunter3".to_owned())]);
         fs::write(file, "\n").expect("a file");
         assert_eq!(password()[0].as_deref(), Some("hunter2"), "as when the configuration was read");
-        assert!(kafka.options.insert("sasl.password.file", file).is_err_and(|why| why.contains("is empty")));
+        assert!(KafkaOptions::default().insert("sasl.password.file", file).is_err_and(|why| why.contains("is empty")));
         fs::remove_file(file).expect("it goes");
         assert_eq!(password()[0].as_deref(), Some("hunter2"), "so when there is none");
         assert_eq!(format!("{:?}", kafka.options), format!("{{\"sasl.password.file\": {file:?}}}"));
