@@ -44,6 +44,17 @@ pub struct Admin {
     access: Access,
 }
 
+/// What is shown cannot be asked for, or not be kept from others.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// The database's settings.
+    #[error(transparent)]
+    Database(#[from] DbError),
+    /// The file of the token.
+    #[error("admin.token: {0}")]
+    Token(String),
+}
+
 /// The port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("the admin port {address} cannot be opened ({source}): is it in use? `admin.listen` chooses another")]
@@ -68,13 +79,14 @@ impl Admin {
     /// Of this process. Nothing is asked before somebody looks.
     ///
     /// # Errors
-    /// As [`Store::connect`].
-    pub fn new(config: &Config, readiness: Readiness, status: Status) -> Result<Self, DbError> {
+    /// As [`Store::connect`], and the token's file cannot be used.
+    pub fn new(config: &Config, readiness: Readiness, status: Status) -> Result<Self, SetUpError> {
         let config = Arc::new(config.clone());
+        let access = Access::new(config.admin.token.as_ref()).map_err(SetUpError::Token)?;
         let store = Store::connect(&config.database.settings(), 1)?;
         let client = Arc::new(OnceLock::new());
         let lookout = Lookout::new(Arc::clone(&config), store.control.clone(), Arc::clone(&client), status.clone());
-        Ok(Self { access: Access::new(config.admin.token.as_ref()), config, readiness, status, client, store, lookout })
+        Ok(Self { access, config, readiness, status, client, store, lookout })
     }
 
     /// Where the engine's Kafka client is put when it is there: the broker is asked through it.

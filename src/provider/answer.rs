@@ -20,7 +20,11 @@
 //!
 //! A refusal (400, 402, 422) after an unknown answer proves nothing, unless the provider replays stored answers: it stays unknown.
 //! A refusal in HTML comes from something that stands in front of the provider: unknown.
+//!
+//! What is said of the provider as a whole (it may open the breaker, and then stands in the log and on the open part of the admin port) has
+//! the status, type and code in it and not the message: that one may quote the token or what was sent. A message stays with its event.
 
+use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use reqwest::StatusCode;
@@ -133,6 +137,8 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_CHARGE_ID: usize = 255;
 /// How much of the provider's words is kept, in characters.
 const LONGEST_ERROR: usize = 300;
+/// A longer type or code is none.
+const LONGEST_CODE: usize = 64;
 
 impl Answer {
     /// Classifies a whole answer. `had_unknown` = an earlier answer for this event was unknown.
@@ -140,11 +146,11 @@ impl Answer {
     pub fn classify(reply: Reply<'_>, had_unknown: bool, profile: &Profile, now: SystemTime) -> Self {
         let status = reply.status.as_u16();
         let wait = retry_after(reply.headers, profile.retry_after_cap, now);
-        let error = || reply.error();
+        let (error, status_and_code) = (|| reply.error(), || reply.status_and_code());
         let unknown = |error| Self::Unknown { error, wait, served: false };
         let proven = |refused: Self| {
             if reply.is_html() {
-                unknown(format!("{}; it is not the provider who says so", error()))
+                unknown(format!("{}; it is not the provider who says so", status_and_code()))
             } else if had_unknown && !profile.replays_stored_answers {
                 let error = format!("{}; an earlier answer was unknown, so this proves nothing", error());
                 Self::Unknown { error, wait, served: true }
@@ -157,15 +163,17 @@ impl Answer {
                 Some(charge_id) => Self::Charged { charge_id },
                 None => unknown(format!("HTTP {status} without a charge in the body")),
             },
-            300..=399 => Self::Configuration { error: error(), redirect: true, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
+            300..=399 => Self::Configuration { error: status_and_code(), redirect: true, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
             400 | 409 | 422 if reply.is_mismatch(profile) => Self::Mismatch { error: error() },
             400 | 422 => proven(Self::Rejected { error: error() }),
-            401 | 403 | 404 => Self::Configuration { error: error(), redirect: false, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
+            401 | 403 | 404 => {
+                Self::Configuration { error: status_and_code(), redirect: false, wait: wait.unwrap_or(CONFIGURATION_WAIT) }
+            }
             402 => proven(Self::Declined { error: error() }),
             409 => Self::InProgress { error: error(), wait },
             429 => Self::TooMany { wait: wait.unwrap_or(DEFAULT_WAIT) },
-            503 => Self::Unavailable { error: error(), wait: wait.unwrap_or(DEFAULT_WAIT) },
-            _ => unknown(error()),
+            503 => Self::Unavailable { error: status_and_code(), wait: wait.unwrap_or(DEFAULT_WAIT) },
+            _ => unknown(status_and_code()),
         }
     }
 
@@ -318,13 +326,31 @@ impl Reply<'_> {
         serde_json::from_slice::<ErrorBody>(self.body).unwrap_or_default().error
     }
 
-    /// The status and what of the provider's words is understood; nothing else of the body is repeated.
-    fn error(&self) -> String {
-        let ErrorFields { r#type, code, message } = self.error_fields();
-        let words = [r#type, code, message].into_iter().flatten();
-        let text = words.fold(format!("HTTP {}", self.status.as_u16()), |text, word| format!("{text}: {word}"));
-        text.chars().filter(|c| !c.is_control()).take(LONGEST_ERROR).collect()
+    /// The status, and type and code where they are such: a word for a machine.
+    fn status_and_code(&self) -> String {
+        let ErrorFields { r#type, code, message: _ } = self.error_fields();
+        let words = [r#type, code].into_iter().flatten().filter(|word| is_code(word));
+        words.fold(format!("HTTP {}", self.status.as_u16()), |text, word| format!("{text}: {word}"))
     }
+
+    /// The same with the message; nothing else of the body is repeated.
+    fn error(&self) -> String {
+        let mut text = self.status_and_code();
+        if let Some(message) = self.error_fields().message {
+            let _ = write!(text, ": {message}");
+        }
+        text.chars().filter(|c| !does_not_print(*c)).take(LONGEST_ERROR).collect()
+    }
+}
+
+fn is_code(word: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    !word.is_empty() && word.len() <= LONGEST_CODE && word.bytes().all(is_part)
+}
+
+/// Controls, and what reorders or hides the text around it.
+fn does_not_print(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// The charge's id, if the body is a charge: an object whose `id` is a text that can be stored, and whose `status`, if it has one, says
@@ -346,7 +372,7 @@ struct Charge {
 impl Charge {
     /// Its id, if the money moves and the id can be stored.
     fn made(&self, profile: &Profile) -> Option<String> {
-        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && !self.id.contains(char::is_control);
+        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && !self.id.contains(does_not_print);
         let moves = self.status.as_deref().is_none_or(|status| profile.is_success(status));
         (storable && moves).then(|| self.id.clone())
     }
@@ -572,5 +598,21 @@ mod tests {
         let Answer::Declined { error } = classify(402, &wild) else { panic!("declined") };
         assert!(error.starts_with("HTTP 402: abé") && error.chars().count() == LONGEST_ERROR, "{error}");
         assert_eq!(classify(500, HTML), Answer::unknown("HTTP 500".to_owned()));
+        let Answer::Declined { error } = classify(402, r#"{"error":{"message":"1\u202e2\u2028\u200b3\u001b[31m"}}"#) else {
+            panic!("declined")
+        };
+        assert_eq!(error, "HTTP 402: 123[31m");
+    }
+
+    #[test]
+    fn what_is_said_of_the_provider_as_a_whole_quotes_no_message() {
+        let quoting =
+            r#"{"error":{"type":"auth_error","code":"bad key: sk_live_1","message":"bad key sk_live_1 for jane@example.com"}}"#;
+        for status in [302, 401, 403, 404, 500, 503] {
+            let told = format!("{:?}", classify(status, quoting));
+            assert!(told.contains(&format!("\"HTTP {status}: auth_error\"")), "{told}");
+        }
+        let told = format!("{:?}", with(402, &[("content-type", "text/html")], quoting, false, &profile()));
+        assert!(told.contains("HTTP 402: auth_error; it is not"), "{told}");
     }
 }
