@@ -30,8 +30,10 @@ use std::time::{Duration, SystemTime};
 use reqwest::StatusCode;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::profile::Profile;
+use crate::text::prints;
 
 /// What one call told us.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,7 +280,7 @@ impl Found {
             _ => Self::Unclear(match Answer::classify(reply, true, profile, now) {
                 // A question is not refused for what it would do.
                 Answer::Charged { .. } | Answer::Declined { .. } | Answer::Rejected { .. } | Answer::Mismatch { .. } => {
-                    Answer::unknown(reply.error())
+                    Answer::unknown(reply.status_and_code())
                 }
                 other => other,
             }),
@@ -286,21 +288,28 @@ impl Found {
     }
 }
 
+/// `None`: it is no object, or not this one. An array is none, though it could be read as the fields in their order.
+fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+    let is_object = json.trim_ascii_start().starts_with(b"{");
+    is_object.then(|| serde_json::from_slice(json).ok()).flatten()
+}
+
 /// The charges in an answer: one object, or a list in `data`.
 fn listed(body: &[u8]) -> Option<Vec<Charge>> {
     #[derive(Deserialize)]
-    struct List {
-        data: Vec<Charge>,
+    struct List<'a> {
+        #[serde(borrow)]
+        data: Vec<&'a RawValue>,
     }
-    let list = serde_json::from_slice::<List>(body).map(|list| list.data);
-    list.or_else(|_| serde_json::from_slice(body).map(|charge| vec![charge])).ok()
+    let list = object::<List<'_>>(body).and_then(|list| list.data.iter().map(|charge| object(charge.get().as_bytes())).collect());
+    list.or_else(|| object(body).map(|charge| vec![charge]))
 }
 
 /// The part of an error body that is understood: `{"error": {"type", "code", "message"}}`.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ErrorBody {
-    error: ErrorFields,
+#[derive(Deserialize)]
+struct ErrorBody<'a> {
+    #[serde(borrow)]
+    error: &'a RawValue,
 }
 
 #[derive(Default, Deserialize)]
@@ -323,7 +332,8 @@ impl Reply<'_> {
     }
 
     fn error_fields(&self) -> ErrorFields {
-        serde_json::from_slice::<ErrorBody>(self.body).unwrap_or_default().error
+        let error = object::<ErrorBody<'_>>(self.body).and_then(|body| object(body.error.get().as_bytes()));
+        error.unwrap_or_default()
     }
 
     /// The status, and type and code where they are such: a word for a machine.
@@ -339,7 +349,7 @@ impl Reply<'_> {
         if let Some(message) = self.error_fields().message {
             let _ = write!(text, ": {message}");
         }
-        text.chars().filter(|c| !does_not_print(*c)).take(LONGEST_ERROR).collect()
+        text.chars().filter(|c| prints(*c)).take(LONGEST_ERROR).collect()
     }
 }
 
@@ -348,15 +358,10 @@ fn is_code(word: &str) -> bool {
     !word.is_empty() && word.len() <= LONGEST_CODE && word.bytes().all(is_part)
 }
 
-/// Controls, and what reorders or hides the text around it.
-fn does_not_print(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
 /// The charge's id, if the body is a charge: an object whose `id` is a text that can be stored, and whose `status`, if it has one, says
 /// that the money moves.
 fn charge_id(body: &[u8], profile: &Profile) -> Option<String> {
-    serde_json::from_slice::<Charge>(body).ok()?.made(profile)
+    object::<Charge>(body)?.made(profile)
 }
 
 /// The part of a charge that is understood.
@@ -372,7 +377,7 @@ struct Charge {
 impl Charge {
     /// Its id, if the money moves and the id can be stored.
     fn made(&self, profile: &Profile) -> Option<String> {
-        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && !self.id.contains(does_not_print);
+        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && self.id.chars().all(prints);
         let moves = self.status.as_deref().is_none_or(|status| profile.is_success(status));
         (storable && moves).then(|| self.id.clone())
     }
@@ -452,6 +457,7 @@ mod tests {
             r#"{"id":"ch_1","status":"failed"}"#,
             r#"{"id":"ch_1","status":"succ"#,
             r#"{"error":{"type":"card_error"}}"#,
+            r#"["ch_1","succeeded",null]"#,
             &long,
         ] {
             assert_eq!(classify(200, body).class(), "unknown", "{body}");
@@ -561,6 +567,10 @@ mod tests {
             (200, r#"{"data":[{"id":"ch_0","idempotencyKey":"other"}]}"#, "unknown"),
             (200, "{}", "unknown"),
             (200, "[]", "unknown"),
+            (200, "[[]]", "unknown"),
+            (200, r#"{"data":[["ch_1","succeeded","key"]]}"#, "unknown"),
+            (404, r#"[["","resource_missing"]]"#, "configuration"),
+            (404, r#"{"error":["","resource_missing"]}"#, "configuration"),
             (200, HTML, "unknown"),
             (204, "", "unknown"),
             (201, ours, "unknown"),
@@ -577,6 +587,7 @@ mod tests {
         ] {
             let Found::Unclear(answer) = found(status, body) else { panic!("{status} {body}") };
             assert_eq!(answer.class(), class, "{status} {body}");
+            assert!(!format!("{answer:?}").contains("no funds"), "what may open the breaker quotes no message: {answer:?}");
         }
     }
 
