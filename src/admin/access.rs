@@ -6,11 +6,13 @@
 //! Invariant: without the token nobody may, and how long a refusal takes says nothing about it. What a browser would send by itself
 //! (cookies, a form, another site's script) is never enough.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderMap};
+use actix_web::http::uri::Authority;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -96,6 +98,16 @@ fn is_same_origin(headers: &HeaderMap) -> bool {
     origin.is_some_and(|(scheme, origin)| matches!(scheme, "http" | "https") && host == Some(origin))
 }
 
+/// Whether it is a name of this machine for itself under which we are asked: what a page that makes its own name lead here (DNS rebinding)
+/// cannot have its browser say.
+pub fn is_named_locally(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Ok(authority) = host.to_str().unwrap_or_default().parse::<Authority>() else { return false };
+    let host = authority.host();
+    let is_address = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    is_address || host.eq_ignore_ascii_case("localhost")
+}
+
 fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -160,6 +172,22 @@ mod tests {
         for token in ["Bearer wrong", "Bearer the-right-token-178", "Bearer the-right-token-1", "Bearer "] {
             assert_eq!(act(&access, &[("authorization", Some(token))]), Err(Refusal::WrongToken), "{token:?}");
         }
+    }
+
+    #[test]
+    fn only_names_of_this_machine_for_itself_are_local() {
+        let named = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_str(host).expect("a value"));
+            is_named_locally(&headers)
+        };
+        for host in ["127.0.0.1:9464", "127.0.0.1", "localhost:9464", "LOCALHOST", "[::1]:9464", "10.0.0.7"] {
+            assert!(named(host), "{host}");
+        }
+        for host in ["evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "", "a b"] {
+            assert!(!named(host), "{host}");
+        }
+        assert!(is_named_locally(&HeaderMap::new()), "HTTP/1.0: no browser");
     }
 
     #[test]
