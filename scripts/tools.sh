@@ -33,6 +33,7 @@ has() {
   case $1 in
   java) local found; found=$(java -version 2>&1) && [[ $found =~ \"([0-9]+) ]] && ((BASH_REMATCH[1] >= 17)) ;;
   node) local found; found=$(node --version 2>/dev/null) && [[ $found =~ ^v([0-9]+) ]] && ((BASH_REMATCH[1] >= 20)) ;;
+  fonts-inter) [[ -n $(fc-list Inter 2>/dev/null) ]] ;;
   *) command -v "$1" >/dev/null ;;
   esac
 }
@@ -46,6 +47,7 @@ name_of() {
   node) echo "Node.js 20.19 or newer" ;;
   npm) echo "npm, which comes with Node.js" ;;
   chromedriver) echo "chromedriver (Debian: chromium-driver)" ;;
+  fonts-inter) echo "the font Inter, and fontconfig (Debian: fonts-inter)" ;;
   *) echo "$1 (Debian: $1)" ;;
   esac
 }
@@ -55,6 +57,7 @@ package_of() {
   cc | c++) echo build-essential ;;
   java) echo default-jre-headless ;;
   chromedriver) echo chromium-driver ;;
+  fc-list) echo fontconfig ;;
   mvn) echo maven ;;
   cargo | node | npm) echo - ;; # Debian's are too old
   *) echo "$1" ;;
