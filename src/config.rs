@@ -20,6 +20,7 @@ use std::time::Duration;
 use url::Url;
 
 pub use self::check::Need;
+pub(crate) use self::check::admin_token_fault;
 pub use self::kafka::{KafkaOptions, TOKEN_FILE, Token, Wire};
 pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
 pub use self::render::{example, markdown};

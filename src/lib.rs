@@ -34,6 +34,7 @@ mod overview;
 pub mod rotating;
 mod span;
 pub mod status;
+mod text;
 pub mod tls;
 
 #[doc(hidden)]

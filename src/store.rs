@@ -9,7 +9,7 @@ mod connect;
 mod encryption;
 mod error;
 mod migrate;
-mod packed_headers;
+pub mod packed_headers;
 mod schema;
 mod session;
 mod statement;

@@ -5,6 +5,8 @@
 //!
 //! Invariant: nothing is changed without the token, a name and a reason, and a record is shown to nobody without the token.
 
+use std::time::Duration;
+
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde::Deserialize;
@@ -98,6 +100,10 @@ struct Which {
     state: Option<String>,
 }
 
+/// The longest body of a request that is read.
+const MOST_BYTES: usize = 16 << 10;
+/// How long it may take.
+const BODY: Duration = Duration::from_secs(5);
 /// The most rows of a list.
 const MOST_ROWS: i64 = 100;
 /// The most decisions.
@@ -141,15 +147,10 @@ struct Decision {
     not_charged: bool,
 }
 
-async fn decide(
-    admin: web::Data<Admin>,
-    path: web::Path<(i64, String)>,
-    request: HttpRequest,
-    body: Result<web::Bytes, actix_web::Error>,
-) -> Answer {
+async fn decide(admin: web::Data<Admin>, path: web::Path<(i64, String)>, request: HttpRequest, body: web::Payload) -> Answer {
     admin.access.may_act(request.headers())?;
     let (id, action) = path.into_inner();
-    let decision: Decision = read(body)?;
+    let decision: Decision = read(whole(body).await?)?;
     let (wanted, by) = (decision.request(&action)?, by(&decision.actor, &decision.reason)?);
     let asked = admin.desk().request(&[id], &wanted, by).await?.pop().ok_or(ApiError::NotThere("held event"))?;
     info!(held = id, action, refused = asked.refused, "asked for on the admin port");
@@ -168,15 +169,10 @@ struct Steering {
     offset: Option<i64>,
 }
 
-async fn steer(
-    admin: web::Data<Admin>,
-    path: web::Path<(i32, String)>,
-    request: HttpRequest,
-    body: Result<web::Bytes, actix_web::Error>,
-) -> Answer {
+async fn steer(admin: web::Data<Admin>, path: web::Path<(i32, String)>, request: HttpRequest, body: web::Payload) -> Answer {
     admin.access.may_act(request.headers())?;
     let (partition, action) = path.into_inner();
-    let steering: Steering = read(body)?;
+    let steering: Steering = read(whole(body).await?)?;
     let by = by(&steering.actor, &steering.reason)?;
     let told = match (action.as_str(), steering.offset) {
         ("pause", None) => admin.desk().pause(partition, by).await.map(|()| "it is paused, and stays so over restarts"),
@@ -203,8 +199,15 @@ fn done(words: &str) -> HttpResponse {
     HttpResponse::Ok().json(json!({ "done": words }))
 }
 
-fn read<T: DeserializeOwned>(body: Result<web::Bytes, actix_web::Error>) -> Result<T, ApiError> {
-    let body = body.map_err(|error| ApiError::Wrong(format!("the body cannot be read: {error}")))?;
+/// The body, read when it is known who sends it: bounded in bytes and in time.
+async fn whole(body: web::Payload) -> Result<web::Bytes, ApiError> {
+    let wrong = |why: String| ApiError::Wrong(format!("the body cannot be read: {why}"));
+    let read = tokio::time::timeout(BODY, body.to_bytes_limited(MOST_BYTES)).await;
+    let read = read.map_err(|_| wrong(format!("it takes more than {} s", BODY.as_secs())))?;
+    read.map_err(|_| wrong(format!("it has more than {MOST_BYTES} bytes")))?.map_err(|error| wrong(error.to_string()))
+}
+
+fn read<T: DeserializeOwned>(body: web::Bytes) -> Result<T, ApiError> {
     serde_json::from_slice(&body).map_err(|error| ApiError::Wrong(format!("the body is not as it must be: {error}")))
 }
 
@@ -274,7 +277,7 @@ mod tests {
     use super::*;
 
     fn decision(body: &str) -> Result<Decision, ApiError> {
-        read(Ok(web::Bytes::copy_from_slice(body.as_bytes())))
+        read(web::Bytes::copy_from_slice(body.as_bytes()))
     }
 
     #[test]

@@ -14,7 +14,7 @@ use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use crate::actions::{self, Asked, By};
-use crate::cli::text::{actor, printable, table_of};
+use crate::cli::text::{actor, printable_lines, table_of};
 use crate::config::Config;
 use crate::handler::HeldReason;
 use crate::held::Request;
@@ -22,6 +22,7 @@ use crate::held::shown::{hex, json_of, time};
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::{DbError, Session, Store};
+use crate::text::prints;
 
 /// The words.
 #[derive(Debug, Args)]
@@ -320,7 +321,7 @@ fn whole(row: &HeldRow) -> String {
     let fields = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     fields.fold(String::new(), |mut text, (name, value)| {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let _ = writeln!(text, "{name:<16} {}", printable(&value));
+        let _ = writeln!(text, "{name:<16} {}", printable_lines(&value));
         text
     })
 }
@@ -328,7 +329,7 @@ fn whole(row: &HeldRow) -> String {
 /// A key in a table: short, and harmless to a terminal.
 fn shown(key: &[u8]) -> String {
     const MOST: usize = 24;
-    let text = std::str::from_utf8(key).ok().filter(|text| !text.chars().any(char::is_control));
+    let text = std::str::from_utf8(key).ok().filter(|text| text.chars().all(prints));
     let text = text.map_or_else(|| format!("0x{}", hex(key)), str::to_owned);
     if text.chars().count() <= MOST { text } else { text.chars().take(MOST - 1).chain(['…']).collect() }
 }

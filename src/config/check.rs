@@ -12,7 +12,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 use super::load::Fault;
-use super::{Assignor, Config, ProviderKind, Secret};
+use super::{Assignor, Config, ProviderKind};
 use crate::rotating::Files;
 use crate::store::{DatabaseUrl, Encryption};
 use crate::tls::Part;
@@ -92,11 +92,16 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
     if EnvFilter::try_new(&config.log.level).is_err() {
         push(faults, "log.level", "must be error, warn, info, debug, trace, or directives such as info,onceward=debug".to_owned());
     }
-    let token = config.admin.token.as_ref().map(Secret::expose);
-    if token.is_some_and(|token| token.len() < SHORTEST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-        let such = "such as `openssl rand -hex 32` prints";
-        push(faults, "admin.token", format!("must be {SHORTEST_TOKEN} or more printable ASCII characters without blanks, {such}"));
+    if let Some(problem) = config.admin.token.as_ref().and_then(|token| admin_token_fault(token.expose())) {
+        push(faults, "admin.token", problem);
     }
+}
+
+/// What is wrong with a token of the admin port.
+pub(crate) fn admin_token_fault(token: &str) -> Option<String> {
+    let good = token.len() >= SHORTEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    let such = "such as `openssl rand -hex 32` prints";
+    (!good).then(|| format!("must be {SHORTEST_TOKEN} or more printable ASCII characters without blanks, {such}"))
 }
 
 /// Every file is there and can be used.

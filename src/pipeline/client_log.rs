@@ -14,6 +14,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::metrics;
 use crate::pipeline::connection;
+use crate::text::printable;
 
 /// How long an error is left out after it was logged.
 const QUIET: Duration = Duration::from_secs(10);
@@ -32,6 +33,8 @@ struct Seen {
 impl ClientLog {
     /// One of librdkafka's own lines.
     pub fn line(level: RDKafkaLogLevel, facility: &str, line: &str) {
+        // What brokers and other members say may be in it.
+        let line = printable(line);
         match level {
             RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
                 error!(target: "librdkafka", facility, "{line}");

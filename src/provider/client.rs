@@ -192,6 +192,8 @@ fn in_words(fault: reqwest::Error) -> String {
 #[cfg(test)]
 #[cfg(feature = "lab")]
 mod tests {
+    use std::io::Write as _;
+
     use super::super::profile::tests::profile;
     use super::*;
     use crate::config::Secret;
@@ -389,6 +391,28 @@ mod tests {
         let (_stub, client) = stub(vec![Rule::once(Act::Reply(long))]);
         let answer = charge(&client, Uuid::now_v7()).await;
         assert_eq!(answer, Answer::unknown("the answer is longer than 65536 bytes".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn an_endless_head_is_not_read_to_its_end() {
+        for line in ["X-More: more\r\n".to_owned(), "x".repeat(4_096)] {
+            let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}", server.local_addr().unwrap());
+            let sent = std::thread::spawn(move || {
+                let (mut stream, _) = server.accept().unwrap();
+                let (mut sent, mut written) = (0, stream.write_all(b"HTTP/1.1 200 OK\r\nX-First: "));
+                while written.is_ok() {
+                    sent += line.len();
+                    written = stream.write_all(line.as_bytes());
+                }
+                sent
+            });
+            let client = Client::new(&settings(url)).unwrap();
+            let begun = std::time::Instant::now();
+            assert_eq!(charge(&client, Uuid::now_v7()).await.class(), "unknown");
+            assert!(begun.elapsed() < client.call_timeout(), "it is the length that ends it");
+            assert!(sent.join().unwrap() < 16 << 20, "what the two sockets hold, and a little more");
+        }
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Reply, Rule};
+use serde_json::json;
 
 use crate::support::{EngineBuilder, Message, Order, World, eventually, eventually_equal, stub};
 
@@ -21,9 +22,10 @@ fn message(order: &Order) -> Message {
     order.message().key(format!("{PERSON} {}", order.order_id)).header("customer", Some(PERSON.as_bytes()))
 }
 
-/// An answer that quotes what it was asked for, as many a provider's does.
+/// An answer that quotes what it was asked for and by whom, as many a provider's does.
 fn quoting(status: u16) -> Act {
-    let body = Some(format!("{{\"error\":\"no card of {PERSON} pays this\"}}"));
+    let body = json!({ "error": { "type": "no_way", "code": PERSON, "message": format!("{TOKEN} may not charge {PERSON}") } });
+    let body = Some(body.to_string());
     Act::Reply(Reply { status, body, ..Reply::default() })
 }
 
@@ -40,7 +42,9 @@ fn log_of(configure: impl Fn(EngineBuilder) -> EngineBuilder) -> (World, String)
     ]);
     let mut conflict = charged.clone();
     conflict.amount = "1234567.06".to_owned();
-    let all = [&charged, &declined, &rejected, &unknown, &later, &charged, &conflict];
+    let refused = order("1234567.12");
+    stub.script([Rule::for_order(refused.order_id, quoting(401)).times(1)]);
+    let all = [&charged, &declined, &rejected, &unknown, &later, &charged, &conflict, &refused];
     let poison = [
         Message::new(format!("{PERSON} pays 1234567.07")),
         Message::new(order("-1234567.08").json()),
@@ -50,7 +54,7 @@ fn log_of(configure: impl Fn(EngineBuilder) -> EngineBuilder) -> (World, String)
     world.topic.send(all.into_iter().map(message).chain(poison));
     let engine = world.engine().provider(&stub.url()).set("provider.token", TOKEN).set("retry.max_attempts", 2);
     let mut engine = configure(engine).start();
-    eventually_equal("three are settled with a payment", 3, || world.database.count("SELECT count(*) FROM payment"));
+    eventually_equal("four are settled with a payment", 4, || world.database.count("SELECT count(*) FROM payment"));
     eventually_equal("seven wait for a person", 7, || {
         world.database.count("SELECT count(*) FROM held_event WHERE state = 'parked'")
     });
@@ -60,11 +64,13 @@ fn log_of(configure: impl Fn(EngineBuilder) -> EngineBuilder) -> (World, String)
     );
     let last = order("1234567.11");
     world.topic.send([message(&last)]);
-    eventually("it has gone on", || world.database.count("SELECT count(*) FROM payment") == 4);
+    eventually("it has gone on", || world.database.count("SELECT count(*) FROM payment") == 5);
     eventually_equal("everything is committed", 0, || world.topic.lag(&world.group));
     engine.signal(Signal::Term);
     assert!(engine.wait().success());
-    (world, engine.log())
+    let log = engine.log();
+    assert!(log.contains("configuration: HTTP 401: no_way"), "the breaker says why it opened: {log}");
+    (world, log)
 }
 
 fn assert_it_tells_nothing(world: &World, log: &str) {

@@ -17,11 +17,7 @@ fn environment(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
 }
 
 fn read(text: &str, pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    let mut reading = Reading::default();
-    reading.file("test.toml", text);
-    reading.environment(environment(pairs));
-    reading.faults.extend(check::faults(&reading.config, ALL, &reading.faults));
-    if reading.faults.is_empty() { Ok(reading.config) } else { Err(ConfigError { faults: reading.faults }) }
+    Config::read(("test.toml", text), environment(pairs), ALL)
 }
 
 fn read_with_required(text: &str) -> Result<Config, ConfigError> {
