@@ -208,10 +208,16 @@ const fn word(outcome: &Outcome) -> &'static str {
     }
 }
 
+/// Without what others want to be carried along: a producer wrote it, and it is no business of our collector's.
 fn context_of(trace: &TraceContext, is_remote: bool) -> Context {
     let (trace_id, parent) = (TraceId::from(trace.trace_id), SpanId::from(trace.parent_id));
-    let state = trace.state().and_then(|state| state.parse().ok()).unwrap_or(TraceState::NONE);
-    Context::new().with_remote_span_context(SpanContext::new(trace_id, parent, TraceFlags::new(trace.flags), is_remote, state))
+    Context::new().with_remote_span_context(SpanContext::new(
+        trace_id,
+        parent,
+        TraceFlags::new(trace.flags),
+        is_remote,
+        TraceState::NONE,
+    ))
 }
 
 /// What goes on under this span, with what came along; `None`: it is not recorded.
