@@ -36,6 +36,7 @@ use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
 use crate::provider::{self, Breaker};
 use crate::retention::{Days, oldest_record_ms};
+use crate::spans::Spans;
 use crate::status::{Readiness, Status};
 use crate::store::processed_events::ClaimTable;
 use crate::store::{self, Store, attempts, consumed_partitions, held_events, held_requests, retention};
@@ -69,8 +70,9 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let ended = system.block_on(async move {
         let stop = stop_signal()?;
         let (fatal, ends) = Fatal::channel();
-        let billing = billing(&config, &fatal)?;
-        serve_until(config, billing, stop, &fatal, ends).await
+        let spans = Spans::start(&config)?;
+        let billing = billing(&config, &fatal, spans.clone())?;
+        serve_until(config, billing, spans, stop, &fatal, ends).await
     });
     // Dropping it would wait for questions to Kafka that nobody needs an answer to any more, for as long as each may take.
     std::mem::forget(system);
@@ -87,12 +89,14 @@ pub async fn serve<H: Handler>(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let (fatal, ends) = Fatal::channel();
-    serve_until(config, handler, stop, &fatal, ends).await
+    let spans = Spans::start(&config)?;
+    serve_until(config, handler, spans, stop, &fatal, ends).await
 }
 
 async fn serve_until<H: Handler>(
     config: Config,
     handler: impl FnOnce(&Store) -> H,
+    spans: Spans,
     stop: impl Future<Output = ()>,
     fatal: &Fatal,
     mut ends: mpsc::UnboundedReceiver<String>,
@@ -113,7 +117,7 @@ async fn serve_until<H: Handler>(
     say_start(&config, floor);
 
     let Started { supervisor, engine, client } =
-        start(&config, handler(&store), (store.clone(), claims), status.clone(), readiness.clone(), fatal)?;
+        start(&config, handler(&store), (store.clone(), claims), (status.clone(), spans.clone()), readiness.clone(), fatal)?;
     let _ = place_of_client.set(client.clone()); // nobody has set it before
     if config.held.dead_letters {
         actix::spawn(relay(&config, store.clone()).run());
@@ -132,13 +136,14 @@ async fn serve_until<H: Handler>(
     info!("stopping: drain, commit, leave the group");
     readiness.clear(Readiness::PROCESS, "stopping");
     let ended = tokio::time::timeout(config.pipeline.drain + LEAVE, supervisor.send(Shutdown)).await;
+    spans.stop();
     ended.context("the drain took too long; what had not settled comes again")??;
     info!("left the group");
     Ok(())
 }
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
-fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
+fn billing(config: &Config, fatal: &Fatal, spans: Spans) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
     let ProviderConfig { kind, max_in_flight, breaker_failures, .. } = config.provider;
     let profile = config.provider.profile();
     let client = match kind {
@@ -153,7 +158,7 @@ fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store)
         None => Billing::without_provider(),
         Some((client, death)) => {
             let breaker = Breaker::new(breaker_failures);
-            Billing::charging(store, PaymentActor::start(client, max_in_flight, breaker.clone(), death), breaker, profile)
+            Billing::charging(store, PaymentActor::start(client, max_in_flight, breaker.clone(), spans, death), breaker, profile)
         }
     })
 }
@@ -254,7 +259,7 @@ fn start<H: Handler>(
     config: &Config,
     handler: H,
     (store, claims): (Store, ClaimTable),
-    status: Status,
+    (status, spans): (Status, Spans),
     readiness: Readiness,
     fatal: &Fatal,
 ) -> anyhow::Result<Started<H>> {
@@ -288,6 +293,7 @@ fn start<H: Handler>(
         claims,
         days: Days::of(claims),
         status: status.clone(),
+        spans,
     };
     let engine = Arc::new(engine);
     let workers =

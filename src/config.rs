@@ -25,6 +25,7 @@ pub use self::kafka::{KafkaOptions, TOKEN_FILE, Token, Wire};
 pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
+pub use self::setting::Ratio;
 use self::setting::{choice, settings};
 use crate::provider;
 use crate::store::{self, TimeLimits};
@@ -183,8 +184,16 @@ settings! {
     log: LogConfig {
         /// For people or for machines.
         format: LogFormat = LogFormat::Human,
-        /// A level, or directives such as `info,onceward::pipeline=debug`; SIGHUP has it read again.
+        /// A level, or directives such as `info,onceward::pipeline=debug`; SIGHUP has it read again, `onceward log-level` changes it meanwhile.
         level: String = "info".to_owned(),
+    }
+
+    /// Spans for OpenTelemetry, in a build with the feature `otlp`.
+    tracing: TracingConfig {
+        /// A collector's base URL; spans are posted to `<url>/v1/traces` in protobuf. Without it there are none.
+        otlp_endpoint: Option<Url> = None,
+        /// How many of the traces that begin here are recorded, from 0 to 1. Of a trace that a record names its sampled flag decides.
+        sample_ratio: Ratio = Ratio::ALL,
     }
 }
 

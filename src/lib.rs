@@ -1,10 +1,11 @@
 //! onceward applies each business event from Kafka once: one row in PostgreSQL, one charge at the provider.
 //!
-//! The modules stand in the order a record travels: [`record`] → [`event`] → [`handler`] (and [`billing`], the handler of the
-//! service) → [`pipeline`] → [`provider`], [`store`]; before them a [`produce`]r, around them configuration, what is made of
+//! The modules stand in the order a record travels: [`record`] (and the trace it belongs to, [`trace_context`]) → [`event`] → [`handler`] (and [`billing`], the handler of the
+//! service) → [`pipeline`] → [`provider`], [`store`]; before them a [`produce`]r, around them configuration, log, what is made of
 //! files that change ([`rotating`], [`tls`]), metrics, the admin port and the reconciler.
 
 pub mod record;
+pub mod trace_context;
 
 pub mod event;
 pub mod handler;
@@ -29,10 +30,13 @@ pub mod admin;
 pub mod app;
 pub mod cli;
 pub mod config;
+mod log;
 pub mod metrics;
 mod overview;
+mod progress;
 pub mod rotating;
 mod span;
+pub mod spans;
 pub mod status;
 mod text;
 pub mod tls;

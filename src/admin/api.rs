@@ -19,7 +19,8 @@ use super::{Admin, duplicates_json};
 use crate::actions::{self, ActionError, By, Desk};
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::held::shown::{json_of, outline_of};
+use crate::held::shown::{json_of, outline_of, time};
+use crate::log;
 use crate::record::Offset;
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
@@ -32,7 +33,9 @@ pub fn routes(routes: &mut web::ServiceConfig) {
         .route("/api/held/{id}", web::get().to(show))
         .route("/api/held/{id}/{action}", web::post().to(decide))
         .route("/api/decisions", web::get().to(decisions))
-        .route("/api/partitions/{partition}/{action}", web::post().to(steer));
+        .route("/api/partitions/{partition}/{action}", web::post().to(steer))
+        .route("/api/log", web::get().to(log_level))
+        .route("/api/log", web::post().to(change_log_level));
 }
 
 /// Why there is no answer.
@@ -193,6 +196,36 @@ async fn decisions(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
     admin.access.may_see(request.headers())?;
     let decided = admin.desk().decided(None, None, MOST_DECISIONS).await?;
     Ok(HttpResponse::Ok().json(json!({ "decisions": decided.iter().map(actions::json_of).collect::<Vec<_>>() })))
+}
+
+/// How much this process says, and who wanted it so: a name and a reason, which are people's.
+async fn log_level(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
+    admin.access.may_see(request.headers())?;
+    said(None)
+}
+
+/// How much this process is to say, who wants it and why.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Loudness {
+    level: String,
+    actor: String,
+    reason: String,
+}
+
+/// Of this process alone, and until it ends: it is written into its log, and nowhere else.
+async fn change_log_level(admin: web::Data<Admin>, request: HttpRequest, body: Result<web::Bytes, actix_web::Error>) -> Answer {
+    admin.access.may_act(request.headers())?;
+    let wanted: Loudness = read(body)?;
+    let By { actor, reason } = by(&wanted.actor, &wanted.reason)?;
+    let was = log::change(wanted.level.trim(), actor, reason).map_err(|why| ApiError::Wrong(format!("level {why}")))?;
+    said(was.map(|said| said.level))
+}
+
+fn said(was: Option<String>) -> Answer {
+    let said = log::now().ok_or(ApiError::NotThere("log"))?;
+    let changed = said.changed.map(|by| json!({ "actor": by.actor, "reason": by.reason, "at": time(by.at) }));
+    Ok(HttpResponse::Ok().json(json!({ "level": said.level, "was": was, "changed": changed })))
 }
 
 fn done(words: &str) -> HttpResponse {

@@ -20,13 +20,13 @@ use serde::{Deserialize, Serialize};
 
 use super::AuditError;
 use super::problems::Problem;
-use super::progress::Progress;
 use super::records::{Frontier, Records};
 use super::sorter::Sorter;
 use super::state::{Kept, Question, Reached};
 use super::traces::Counts;
 use super::unseen::Unseen;
 use crate::pipeline::connection::{self, Plain};
+use crate::progress::Progress;
 
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::handler::HeldReason;
 use crate::held::Request;
 use crate::held::shown::{hex, json_of, time};
+use crate::progress::Progress;
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::{DbError, Session, Store};
@@ -225,6 +226,7 @@ impl Desk<'_> {
         let actor = actor(because.actor.as_deref(), environment);
         let (mut text, mut missing, mut all_taken) = (String::new(), filter.ids.clone().unwrap_or_default(), true);
         let mut after = 0;
+        let mut progress = Progress::begin(filter.ids.is_none(), "asking for held events", 0, None);
         loop {
             let rows = self.find(filter, after, PAGE).await?;
             let Some(last) = rows.last() else { break };
@@ -232,6 +234,7 @@ impl Desk<'_> {
             missing.retain(|id| !rows.iter().any(|row| row.id == *id));
             for asked in self.ask_page(rows, request, because, &actor).await? {
                 all_taken &= asked.refused.is_none();
+                progress.step();
                 text.push_str(&answer(&asked, request, because));
             }
         }

@@ -111,3 +111,39 @@ fn a_hangup_changes_how_much_is_said_and_faults_in_the_configuration_change_noth
     eventually("more is said", || engine.log().contains(" DEBUG "));
     assert!(engine.terminate().success());
 }
+
+#[test]
+fn who_is_on_call_has_more_said_without_a_restart_and_the_log_tells_who_it_was() {
+    let world = World::with_partitions(1);
+    let configured = || world.engine().set("admin.token", TOKEN);
+    let mut engine = configured().start();
+    let at = engine.address().to_owned();
+    let ask = |configured: EngineBuilder, words: &[&str]| {
+        let output = configured.run_to_end(&[&["log-level"][..], words, &["--at", &at]].concat());
+        let [told, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
+        (output.status.code(), told + &error)
+    };
+    let wanted = ["debug", "--reason", "ticket 17", "--actor", "ann\x1b[2J"];
+    let (code, told) = ask(world.engine(), &wanted);
+    assert!(code == Some(1) && told.contains("401"), "without the token: {told}");
+    let (code, told) = ask(configured(), &["debg", "--reason", "a typing error"]);
+    assert!(code == Some(1) && told.contains("must be off, error, warn"), "{told}");
+    assert_eq!(ask(configured(), &[]), (Some(0), "the log level is info\n".to_owned()));
+
+    let (code, told) = ask(configured(), &wanted);
+    assert!(code == Some(0) && told.starts_with("the log level is debug; it was info, by ann\u{fffd}[2J since "), "{told}");
+    world.topic.send([Order::new().message()]);
+    eventually("more is said", || engine.log().contains(" DEBUG "));
+    assert!(ask(configured(), &["off", "--reason", "enough"]).1.contains("off; it was debug"));
+    let log = engine.log();
+    let who: Vec<&str> = log.lines().filter(|line| line.contains("the log level is changed")).collect();
+    assert!(
+        who.len() == 2 && who[0].contains(r"ann\u{1b}[2J") && who[0].contains("ticket 17") && who[1].contains("enough"),
+        "{who:#?}"
+    );
+
+    engine.signal(Signal::Hangup);
+    eventually("what is configured holds again", || engine.log().contains("the log level is read again"));
+    assert_eq!(ask(configured(), &[]).1, "the log level is info\n");
+    assert!(engine.terminate().success());
+}

@@ -82,7 +82,8 @@ fn the_next_calls_to_the_provider_have_the_new_token_and_the_new_certificates() 
     config.provider.token = loaded.provider.token;
     let client = Client::new(&config.provider.settings().expect("an address")).expect("a client");
     let charge = || {
-        block_on(client.charge(Uuid::now_v7(), b"{\"orderId\":7,\"amount\":10.00,\"currency\":\"EUR\"}".to_vec(), false)).class()
+        block_on(client.charge(Uuid::now_v7(), b"{\"orderId\":7,\"amount\":10.00,\"currency\":\"EUR\"}".to_vec(), false, None))
+            .class()
     };
     let last = || before.tokens().last().cloned();
     assert_eq!((charge(), last()), ("charged", Some("first".to_owned())));

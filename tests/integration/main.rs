@@ -21,6 +21,7 @@ mod a_start_never_loses_a_record;
 mod a_storm_of_rebalances_loses_and_doubles_nothing;
 mod a_stuck_partition_holds_up_only_itself;
 mod a_taken_key_costs_time_and_nothing_else;
+mod a_trace_goes_on_to_the_provider;
 mod a_wrong_set_up_is_refused_before_anything_is_read;
 mod an_answer_lost_after_the_charge_is_asked_for_again;
 mod an_operator_decides_about_held_events;

@@ -315,6 +315,10 @@ fn the_order_of_the_time_limits_is_kept_or_the_start_is_refused() {
         ("[pipeline]\nbatch_max = 10_000\nbuffer_bytes = 1_048_576", "pipeline.buffer_bytes"),
         ("[kafka]\ntopic = \"^orders\"", "kafka.topic"),
         ("[log]\nlevel = \"onceward=loud\"", "log.level"),
+        ("[log]\nlevel = \"debg\"", "log.level"),
+        ("[tracing]\notlp_endpoint = \"ftp://collector\"", "tracing.otlp_endpoint"),
+        ("[tracing]\nsample_ratio = 1.01", "tracing.sample_ratio"),
+        ("[tracing]\nsample_ratio = -1", "tracing.sample_ratio"),
     ] {
         let message = faulty(read_with_required(text), &[key]);
         assert!(message.contains("must"), "{message}");
