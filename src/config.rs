@@ -22,6 +22,7 @@ use url::Url;
 pub use self::check::Need;
 pub use self::kafka::KafkaOptions;
 pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
+#[doc(hidden)]
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
 use self::setting::{choice, settings};
@@ -257,6 +258,7 @@ choice! {
 
 impl DatabaseConfig {
     /// What the store must be told.
+    #[doc(hidden)]
     #[must_use]
     pub fn settings(&self) -> store::Settings {
         store::Settings {
@@ -275,6 +277,7 @@ impl DatabaseConfig {
 
 impl ProviderConfig {
     /// What the provider's room must be told; `None` without an address.
+    #[doc(hidden)]
     #[must_use]
     pub fn settings(&self) -> Option<provider::Settings> {
         Some(provider::Settings {
@@ -288,6 +291,7 @@ impl ProviderConfig {
     }
 
     /// Whom an `https` connection trusts, and what it shows.
+    #[doc(hidden)]
     #[must_use]
     pub fn tls(&self) -> Tls {
         let roots = self.ca_file.clone().map_or(Roots::System, Roots::File);
@@ -295,6 +299,7 @@ impl ProviderConfig {
     }
 
     /// What this provider does in its own way.
+    #[doc(hidden)]
     #[must_use]
     pub fn profile(&self) -> provider::Profile {
         provider::Profile {
