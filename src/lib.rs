@@ -124,6 +124,8 @@ pub mod crash;
 #[cfg(feature = "lab")]
 #[doc(hidden)]
 pub mod lab;
+#[cfg(feature = "lab")]
+pub mod testing;
 
 // Their types stand in signatures of ours.
 pub use {anyhow, chrono, diesel, diesel_async, url, uuid};
@@ -142,7 +144,7 @@ mod tests {
             let names = shown.filter_map(|pair| pair[1].strip_prefix("pub mod ")?.strip_suffix(';'));
             names.map(str::to_owned).collect::<Vec<_>>()
         };
-        let ours = ["record", "event", "handler", "store", "config", "engine"];
+        let ours = ["record", "event", "handler", "store", "config", "engine", "testing"];
         assert_eq!(promised(include_str!("lib.rs")), ours);
         assert_eq!(promised(include_str!("store.rs")), <[&str; 0]>::default());
         assert_eq!(promised(include_str!("event.rs")), ["id"]);
