@@ -51,6 +51,7 @@ mod the_examples_do_what_they_say;
 mod the_first_event_of_a_batch_fails_and_the_rest_commit;
 mod the_harness_itself;
 mod the_key_and_the_bytes_of_a_charge_never_change;
+mod the_package_holds_what_belongs_there;
 mod the_provider_is_met_over_tls;
 mod the_reconciler_finds_what_is_planted;
 mod the_reconciler_reads_the_topic_itself;
