@@ -66,14 +66,30 @@ pub struct DeathNotice {
 /// # Errors
 /// Why the process must end with a non-zero code.
 pub fn run(config: Config) -> anyhow::Result<()> {
-    let system = System::new();
-    let ended = system.block_on(async move {
+    as_the_process(async move {
         let stop = stop_signal()?;
         let (fatal, ends) = Fatal::channel();
         let spans = Spans::start(&config)?;
         let billing = billing(&config, &fatal, spans.clone())?;
         serve_until(config, billing, spans, stop, &fatal, ends).await
-    });
+    })
+}
+
+/// The same with any handler.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_handler(config: Config, handler: impl Handler) -> anyhow::Result<()> {
+    as_the_process(async move {
+        let stop = stop_signal()?;
+        serve(config, |_| handler, stop).await
+    })
+}
+
+/// On an actor system whose end is the process's.
+fn as_the_process(service: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let system = System::new();
+    let ended = system.block_on(service);
     // Dropping it would wait for questions to Kafka that nobody needs an answer to any more, for as long as each may take.
     std::mem::forget(system);
     ended
@@ -114,7 +130,7 @@ async fn serve_until<H: Handler>(
         prepared = prepare(&config, &store, &readiness) => prepared?,
         () = &mut stop => return Ok(()),
     };
-    say_start(&config, floor);
+    say_start::<H>(&config, floor);
 
     let Started { supervisor, engine, client } =
         start(&config, handler(&store), (store.clone(), claims), (status.clone(), spans.clone()), readiness.clone(), fatal)?;
@@ -233,12 +249,13 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
 }
 
 /// One line that says what this process is about to do with other people's money.
-fn say_start(config: &Config, floor: Uuid) {
+fn say_start<H>(config: &Config, floor: Uuid) {
     let provider = config.provider.url.as_ref().map_or_else(|| "none: nobody is called".to_owned(), ToString::to_string);
     info!(
         topic = config.kafka.topic,
         group = config.kafka.group,
         start = ?config.kafka.start,
+        handler = std::any::type_name::<H>(),
         provider,
         amount = ?config.provider.amount,
         retention_floor = %crate::event::id::day_text(floor),

@@ -7,6 +7,7 @@
 
 mod actions;
 mod audit;
+mod engine;
 mod held;
 mod log_level;
 mod offsets;
@@ -27,6 +28,7 @@ use clap_complete::Shell;
 
 use self::actions::{Actions, Partition};
 use self::audit::Audit;
+pub use self::engine::engine;
 use self::held::Held;
 use self::log_level::LogLevel;
 use self::offsets::Offsets;
@@ -146,16 +148,25 @@ pub fn main(
     arguments: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli: Cli = match read_words(arguments) {
         Ok(cli) => cli,
-        Err(help) => {
-            let code = if help.use_stderr() { USAGE } else { 0 };
-            let _ = help.print();
-            return ExitCode::from(code);
-        }
+        Err(code) => return code,
     };
     let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
-    match run_command(&cli, &environment) {
+    exit_code_of(run_command(&cli, &environment))
+}
+
+/// The words of a command, or the exit code after the help was shown.
+fn read_words<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<T, ExitCode> {
+    T::try_parse_from(arguments).map_err(|help| {
+        let code = if help.use_stderr() { USAGE } else { 0 };
+        let _ = help.print();
+        ExitCode::from(code)
+    })
+}
+
+fn exit_code_of(ended: Result<(), Failure>) -> ExitCode {
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Said) => ExitCode::from(FAILED),
         Err(Failure::Usage(error)) => {
@@ -169,12 +180,17 @@ pub fn main(
     }
 }
 
+/// The configuration file that was named, on the command line or in the environment.
+fn config_file(named: Option<&PathBuf>, environment: &[(OsString, OsString)]) -> Option<PathBuf> {
+    let variable = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
+    named.cloned().or(variable)
+}
+
 const FAILED: u8 = 1;
 const USAGE: u8 = 64;
 
 fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
-    let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
-    let file = cli.config.clone().or(named);
+    let file = config_file(cli.config.as_ref(), environment);
     let load = |needs: &[Need]| -> Result<Config, Failure> {
         let config = Config::load(file.as_deref(), environment.iter().cloned(), needs).map_err(Failure::Usage)?;
         // What a check finds, it says itself; the clients' own words would bury it.

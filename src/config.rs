@@ -23,6 +23,7 @@ pub use self::check::Need;
 pub(crate) use self::check::admin_token_fault;
 pub use self::kafka::{KafkaOptions, TOKEN_FILE, Token, Wire};
 pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
+#[doc(hidden)]
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
 pub use self::setting::Ratio;
@@ -271,6 +272,7 @@ choice! {
 
 impl DatabaseConfig {
     /// What the store must be told.
+    #[doc(hidden)]
     #[must_use]
     pub fn settings(&self) -> store::Settings {
         store::Settings {
@@ -289,6 +291,7 @@ impl DatabaseConfig {
 
 impl ProviderConfig {
     /// What the provider's room must be told; `None` without an address.
+    #[doc(hidden)]
     #[must_use]
     pub fn settings(&self) -> Option<provider::Settings> {
         Some(provider::Settings {
@@ -302,6 +305,7 @@ impl ProviderConfig {
     }
 
     /// Whom an `https` connection trusts, and what it shows.
+    #[doc(hidden)]
     #[must_use]
     pub fn tls(&self) -> Tls {
         let roots = self.ca_file.clone().map_or(Roots::System, Roots::File);
@@ -309,6 +313,7 @@ impl ProviderConfig {
     }
 
     /// What this provider does in its own way.
+    #[doc(hidden)]
     #[must_use]
     pub fn profile(&self) -> provider::Profile {
         provider::Profile {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::event::Money;
 use crate::record::{Epoch, KeyDigest, Offset, Record, SourceId};
@@ -30,6 +31,13 @@ impl EventDigest {
         Self((hash & !0xff | version as u64).cast_signed())
     }
 
+    /// Builds it from a canonical form: every field at a fixed place or with its length, so that no two events share one. Digests are
+    /// stored: a changed form needs a new `version`.
+    #[must_use]
+    pub fn of(version: u8, canonical_form: &[u8]) -> Self {
+        Self::new(version, xxh3_64(canonical_form))
+    }
+
     /// `true` when both were made by the same version and differ: the same id with another content.
     #[must_use]
     pub const fn contradicts(self, other: Self) -> bool {
@@ -39,7 +47,7 @@ impl EventDigest {
 
 /// What the engine must know of a decoded event.
 pub trait Event: Send + Sync + 'static {
-    /// The UUID v7 that is the one and only dedup key (R-KFK-IDEM-1, R-KFK-IDEM-X2).
+    /// The UUID v7 that is the one and only dedup key (R-KFK-IDEM-1, R-KFK-IDEM-X2); an event with any other id is held as invalid.
     fn id(&self) -> Uuid;
     /// The digest that tells a repeated event from a conflicting one.
     fn digest(&self) -> EventDigest;

@@ -93,6 +93,7 @@ impl KafkaConfig {
     ///
     /// # Panics
     /// If an option that carries the guarantee has not the value it must have.
+    #[doc(hidden)]
     #[must_use]
     pub fn kafka_client_config(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
@@ -118,6 +119,7 @@ impl KafkaConfig {
     }
 
     /// A producer's configuration: the same brokers and connection options, idempotent, acknowledged by all replicas.
+    #[doc(hidden)]
     #[must_use]
     pub fn kafka_producer_config(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
@@ -133,6 +135,7 @@ impl KafkaConfig {
     }
 
     /// The configuration of a client that asks a broker about topics and settings: the same brokers and connection options.
+    #[doc(hidden)]
     #[must_use]
     pub fn kafka_admin_config(&self) -> ClientConfig {
         let mut client = self.kafka_producer_config();

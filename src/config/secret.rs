@@ -40,6 +40,7 @@ impl Secret {
     ///
     /// # Errors
     /// The file cannot be read or is empty.
+    #[doc(hidden)]
     pub fn now(&self, files: &mut Files) -> Result<String, String> {
         match &self.file {
             Some(file) => of_file(file, files),

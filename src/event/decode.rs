@@ -12,8 +12,9 @@ use std::fmt;
 use chrono::{DateTime, Datelike, Utc};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use uuid::{Uuid, Variant};
+use uuid::Uuid;
 
+use super::id::version_seven;
 use super::money::{AmountFault, Currency, Money, scaled_integer};
 use super::{AGGREGATE_TYPE, EVENT_TYPE, OrderConfirmed};
 use crate::handler::{HeldReason, Rejection};
@@ -245,21 +246,6 @@ fn uuid(raw: &str) -> Result<Uuid, String> {
         _ => Uuid::try_parse(&text),
     };
     parsed.map_err(|_| format!("{} is no UUID ({} characters)", quoted(raw), text.chars().count()))
-}
-
-/// Only ids that begin with their time can be forgotten by age.
-fn version_seven(id: Uuid) -> Result<(), String> {
-    if id.is_nil() {
-        Err("the nil UUID, not one of version 7".to_owned())
-    } else if id.is_max() {
-        Err("the max UUID, not one of version 7".to_owned())
-    } else if id.get_variant() != Variant::RFC4122 {
-        Err("a UUID of another variant, not one of version 7".to_owned())
-    } else if id.get_version_num() != 7 {
-        Err(format!("a UUID of version {}, not of version 7", id.get_version_num()))
-    } else {
-        Ok(())
-    }
 }
 
 fn literal(raw: &str, expected: &str) -> Result<(), String> {

@@ -24,6 +24,22 @@ fn every_test_and_function_that_a_document_names_is_there() {
     assert!(seen > 100 && missing.is_empty(), "{seen} references, of which lead nowhere:\n{}", missing.join("\n"));
 }
 
+/// A reader copies what stands there: it must be what is compiled and run.
+#[test]
+fn every_block_of_the_handlers_page_is_a_part_of_an_example_or_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/WRITE_A_HANDLER.md")).expect("the page");
+    let files = ["examples/ledger.rs", "examples/notify.rs", "examples/stock.rs", USERS_TEST].map(|file| root.join(file));
+    let code = files.map(|file| fs::read_to_string(file).expect("code"));
+    let blocks: Vec<&str> = page.split("```rust\n").skip(1).filter_map(|rest| rest.split("\n```").next()).collect();
+    assert_eq!(blocks.len(), 7);
+    for block in blocks {
+        assert!(code.iter().any(|code| code.contains(block)), "stands in no example:\n{block}");
+    }
+}
+
+const USERS_TEST: &str = "tests/integration/a_handler_of_ones_own_is_tested_with_what_the_crate_has.rs";
+
 fn collect(folder: &Path, documents: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
