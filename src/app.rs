@@ -43,8 +43,8 @@ use crate::store::{self, Store, attempts, consumed_partitions, held_events, held
 
 /// The wait between two tries while the database or the broker is away at the start.
 const RETRY: Duration = Duration::from_millis(500);
-/// Beyond the drain: the last commit, and leaving the group.
-const LEAVE: Duration = Duration::from_secs(10);
+/// Beyond the drain: the last commit, and leaving the group. Nobody may kill the process before both are over.
+pub const LEAVE: Duration = Duration::from_secs(10);
 /// How often the database is asked whether it is there, and the held events are counted.
 const UPKEEP: Duration = Duration::from_secs(2);
 /// From when on readiness tells that the downstream is not called.

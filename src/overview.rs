@@ -247,6 +247,9 @@ fn row_of(partition: i32, stored: Option<&PartitionRow>, log: Option<&Log>, here
     // Both only grow; the one that was asked later is the larger.
     let log_ends = ours.and_then(|known| known.end).map(|next| next.0).max(log.map(|log| log.end.0));
     let committed = ours.and_then(|known| known.committed).map(|next| next.0);
+    // A log without records leaves nothing to settle.
+    let is_empty = log.is_some_and(|log| log.first.0 == log.end.0);
+    let passed = settled.or(log_ends.filter(|_| is_empty));
     let waiting = ours.filter(|known| known.window_records > 0);
     let (state, why) = match (ours, stored) {
         (Some(known), _) if known.stopped.is_some() => (State::Stopped, known.stopped.clone()),
@@ -267,7 +270,7 @@ fn row_of(partition: i32, stored: Option<&PartitionRow>, log: Option<&Log>, here
         committed: committed.max(log.and_then(|log| log.committed).map(|next| next.0)),
         log_begins: log.map(|log| log.first.0),
         log_ends,
-        lag: log_ends.zip(settled).map(|(end, settled)| (end - settled).max(0)),
+        lag: log_ends.zip(passed).map(|(end, passed)| (end - passed).max(0)),
         window_records: ours.map(|known| known.window_records),
         window_bytes: ours.map(|known| known.window_bytes),
         in_flight: ours.map(|known| known.in_flight),
@@ -347,7 +350,7 @@ mod tests {
             [
                 (0, State::Running, false, Some(5)),
                 (1, State::Running, true, Some(3)),
-                (2, State::Unowned, false, None),
+                (2, State::Unowned, false, Some(0)),
                 (3, State::Unowned, false, None)
             ]
         );
