@@ -72,7 +72,7 @@ fn defines(code: &str, name: &str) -> bool {
 /// A reader copies what stands there: it must be what is compiled and run.
 #[test]
 fn every_block_of_the_handlers_page_is_a_part_of_an_example_or_a_test() {
-    let page = fs::read_to_string(root().join("docs/WRITE_A_HANDLER.md")).expect("the page");
+    let page = fs::read_to_string(root().join("docs/howto/write-a-handler.md")).expect("the page");
     let files = ["examples/ledger.rs", "examples/notify.rs", "examples/stock.rs", USERS_TEST].map(|file| root().join(file));
     let code = files.map(|file| fs::read_to_string(file).expect("code"));
     let blocks: Vec<&str> = page.split("```rust\n").skip(1).filter_map(|rest| rest.split("\n```").next()).collect();
