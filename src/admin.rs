@@ -14,10 +14,13 @@ mod page;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use actix_web::dev::{Server, ServerHandle};
+use actix_web::body::BoxBody;
+use actix_web::dev::{Server, ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::http::header::{self, ContentType};
-use actix_web::middleware::DefaultHeaders;
+use actix_web::middleware::{DefaultHeaders, Next, from_fn};
 use actix_web::{App, HttpResponse, HttpServer, web};
 use serde_json::{Value, json};
 
@@ -44,6 +47,17 @@ pub struct Admin {
     access: Access,
 }
 
+/// What is shown cannot be asked for, or not be kept from others.
+#[derive(Debug, thiserror::Error)]
+pub enum SetUpError {
+    /// The database's settings.
+    #[error(transparent)]
+    Database(#[from] DbError),
+    /// The file of the token.
+    #[error("admin.token: {0}")]
+    Token(String),
+}
+
 /// The port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("the admin port {address} cannot be opened ({source}): is it in use? `admin.listen` chooses another")]
@@ -68,13 +82,14 @@ impl Admin {
     /// Of this process. Nothing is asked before somebody looks.
     ///
     /// # Errors
-    /// As [`Store::connect`].
-    pub fn new(config: &Config, readiness: Readiness, status: Status) -> Result<Self, DbError> {
+    /// As [`Store::connect`], and the token's file cannot be used.
+    pub fn new(config: &Config, readiness: Readiness, status: Status) -> Result<Self, SetUpError> {
         let config = Arc::new(config.clone());
+        let access = Access::new(config.admin.token.as_ref()).map_err(SetUpError::Token)?;
         let store = Store::connect(&config.database.settings(), 1)?;
         let client = Arc::new(OnceLock::new());
         let lookout = Lookout::new(Arc::clone(&config), store.control.clone(), Arc::clone(&client), status.clone());
-        Ok(Self { access: Access::new(config.admin.token.as_ref()), config, readiness, status, client, store, lookout })
+        Ok(Self { access, config, readiness, status, client, store, lookout })
     }
 
     /// Where the engine's Kafka client is put when it is there: the broker is asked through it.
@@ -88,6 +103,7 @@ impl Admin {
     /// # Errors
     /// The address cannot be bound.
     pub fn open(self, listen: SocketAddr) -> Result<Port, AdminError> {
+        let only_local = listen.ip().is_loopback();
         let bound = HttpServer::new(move || {
             let harmless = DefaultHeaders::new()
                 .add((header::CACHE_CONTROL, "no-store"))
@@ -95,9 +111,9 @@ impl Admin {
                 .add((header::REFERRER_POLICY, "no-referrer"))
                 .add((header::X_CONTENT_TYPE_OPTIONS, "nosniff"));
             App::new()
+                .wrap(from_fn(move |request, next| by_a_name_of_ours(only_local, request, next)))
                 .wrap(harmless)
                 .app_data(web::Data::new(self.clone()))
-                .app_data(web::PayloadConfig::new(MOST_BYTES))
                 .route("/", web::get().to(page::page))
                 .configure(api::routes)
                 .route("/live", web::get().to(live))
@@ -106,6 +122,8 @@ impl Admin {
                 .route("/status", web::get().to(status))
         })
         .workers(1)
+        .max_connections(MOST_CONNECTIONS)
+        .client_request_timeout(HEAD)
         .disable_signals()
         .shutdown_timeout(1)
         .bind(listen);
@@ -134,8 +152,24 @@ impl Admin {
     }
 }
 
-/// The longest request that is read.
-const MOST_BYTES: usize = 16 << 10;
+/// More wait to be accepted: the process needs its file descriptors for the database and Kafka.
+const MOST_CONNECTIONS: usize = 256;
+/// How long the head of a request may take.
+const HEAD: Duration = Duration::from_secs(5);
+
+/// On the loopback address only a browser that was led astray calls us by another name than the machine's own.
+async fn by_a_name_of_ours(
+    only_local: bool,
+    request: ServiceRequest,
+    next: Next<BoxBody>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    if only_local && !access::is_named_locally(request.headers()) {
+        let words = "on the loopback address this port is asked for by an address or as localhost\n";
+        let refused = HttpResponse::build(StatusCode::MISDIRECTED_REQUEST).content_type(ContentType::plaintext()).body(words);
+        return Ok(request.into_response(refused));
+    }
+    next.call(request).await
+}
 
 /// Amounts are exact decimals, as text.
 fn duplicates_json((cause, duplicated): (DuplicateCause, &Duplicated)) -> (String, Value) {
@@ -310,6 +344,65 @@ mod tests {
             assert_eq!(get(address, "/anything").await.0, 404);
         });
     }
+
+    /// Sends this, and gives the status that is answered; `None`: the connection ends without an answer.
+    async fn told(address: SocketAddr, sent: &[u8]) -> Option<u16> {
+        let mut stream = TcpStream::connect(address).await.expect("it listens");
+        // What is refused at its head may be cut off before it is written.
+        let _ = stream.write_all(sent).await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await.expect("it ends");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        answer.split(' ').nth(1).and_then(|code| code.parse().ok())
+    }
+
+    fn post(headers: &str, body: &str) -> Vec<u8> {
+        let length = body.len();
+        format!("POST /api/held/1/replay HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}")
+            .into_bytes()
+    }
+
+    #[test]
+    fn a_page_that_makes_its_own_name_lead_here_reads_nothing() {
+        actix_rt::System::new().block_on(async {
+            let address = opened(&admin());
+            for path in ["/", "/api/overview", "/api/held", "/metrics", "/status", "/ready"] {
+                let get = |host: &str| format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").into_bytes();
+                assert_eq!(told(address, &get("evil.example:9464")).await, Some(421), "{path}");
+                assert_ne!(told(address, &get("localhost:9464")).await, Some(421), "{path}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_request_that_is_too_long_is_refused_and_none_is_waited_for() {
+        actix_rt::System::new().block_on(async {
+            let address = opened(&admin());
+            let token = format!("Authorization: Bearer {TOKEN}\r\n");
+            let many: String = (0..1_000).map(|at| format!("X-{at}: x\r\n")).collect();
+            for head in [format!("X-Long: {}\r\n", "x".repeat(1 << 20)), many] {
+                let status = told(address, &post(&format!("{token}{head}"), "{}")).await;
+                assert!(status.is_none_or(|status| (400..500).contains(&status)), "{status:?}");
+            }
+            assert_eq!(told(address, &post(&token, &"[".repeat(10_000))).await, Some(400), "deep");
+            assert_eq!(told(address, &post(&token, &" ".repeat(1 << 20))).await, Some(400), "long");
+
+            let open = |headers: &str| post(&format!("{headers}X-Ours: "), "");
+            let half_a_body = |headers: &str| {
+                let whole = String::from_utf8(post(headers, "{}")).expect("text").replace("Content-Length: 2", "Content-Length: 9");
+                whole.into_bytes()
+            };
+            let (open, refused, slow) = (open(&token), half_a_body(""), half_a_body(&token));
+            let waited = std::time::Instant::now();
+            assert_eq!(told(address, &refused).await, Some(401), "of a stranger no body is read");
+            assert!(waited.elapsed() < BODY_IS_LATE, "nor waited for");
+            let (head, body) = tokio::join!(told(address, &open[..open.len() - 4]), told(address, &slow));
+            assert_eq!((head.unwrap_or(408), body), (408, Some(400)));
+            assert_eq!(get(address, "/live").await.0, 200, "others are served");
+        });
+    }
+
+    const BODY_IS_LATE: Duration = Duration::from_secs(4);
 
     #[test]
     fn a_port_in_use_is_a_clear_error() {

@@ -24,7 +24,7 @@ use crate::config::{Config, ProviderConfig, ProviderKind};
 use crate::handler::{Handler, Pause};
 use crate::held::RetryPolicy;
 use crate::metrics;
-use crate::pipeline::client::Client;
+use crate::pipeline::client::{Client, Login};
 use crate::pipeline::dedup::Engine;
 use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::payment::PaymentActor;
@@ -36,14 +36,15 @@ use crate::pipeline::window::Buffer;
 use crate::pipeline::workers::Workers;
 use crate::provider::{self, Breaker};
 use crate::retention::{Days, oldest_record_ms};
+use crate::spans::Spans;
 use crate::status::{Readiness, Status};
 use crate::store::processed_events::ClaimTable;
 use crate::store::{self, Store, attempts, consumed_partitions, held_events, held_requests, retention};
 
 /// The wait between two tries while the database or the broker is away at the start.
 const RETRY: Duration = Duration::from_millis(500);
-/// Beyond the drain: the last commit, and leaving the group.
-const LEAVE: Duration = Duration::from_secs(10);
+/// Beyond the drain: the last commit, and leaving the group. Nobody may kill the process before both are over.
+pub const LEAVE: Duration = Duration::from_secs(10);
 /// How often the database is asked whether it is there, and the held events are counted.
 const UPKEEP: Duration = Duration::from_secs(2);
 /// From when on readiness tells that the downstream is not called.
@@ -65,13 +66,30 @@ pub struct DeathNotice {
 /// # Errors
 /// Why the process must end with a non-zero code.
 pub fn run(config: Config) -> anyhow::Result<()> {
-    let system = System::new();
-    let ended = system.block_on(async move {
+    as_the_process(async move {
         let stop = stop_signal()?;
         let (fatal, ends) = Fatal::channel();
-        let billing = billing(&config, &fatal)?;
-        serve_until(config, billing, stop, &fatal, ends).await
-    });
+        let spans = Spans::start(&config)?;
+        let billing = billing(&config, &fatal, spans.clone())?;
+        serve_until(config, billing, spans, stop, &fatal, ends).await
+    })
+}
+
+/// The same with any handler.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_handler(config: Config, handler: impl Handler) -> anyhow::Result<()> {
+    as_the_process(async move {
+        let stop = stop_signal()?;
+        serve(config, |_| handler, stop).await
+    })
+}
+
+/// On an actor system whose end is the process's.
+fn as_the_process(service: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let system = System::new();
+    let ended = system.block_on(service);
     // Dropping it would wait for questions to Kafka that nobody needs an answer to any more, for as long as each may take.
     std::mem::forget(system);
     ended
@@ -87,12 +105,14 @@ pub async fn serve<H: Handler>(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let (fatal, ends) = Fatal::channel();
-    serve_until(config, handler, stop, &fatal, ends).await
+    let spans = Spans::start(&config)?;
+    serve_until(config, handler, spans, stop, &fatal, ends).await
 }
 
 async fn serve_until<H: Handler>(
     config: Config,
     handler: impl FnOnce(&Store) -> H,
+    spans: Spans,
     stop: impl Future<Output = ()>,
     fatal: &Fatal,
     mut ends: mpsc::UnboundedReceiver<String>,
@@ -110,10 +130,10 @@ async fn serve_until<H: Handler>(
         prepared = prepare(&config, &store, &readiness) => prepared?,
         () = &mut stop => return Ok(()),
     };
-    say_start(&config, floor);
+    say_start::<H>(&config, floor);
 
     let Started { supervisor, engine, client } =
-        start(&config, handler(&store), (store.clone(), claims), status.clone(), readiness.clone(), fatal)?;
+        start(&config, handler(&store), (store.clone(), claims), (status.clone(), spans.clone()), readiness.clone(), fatal)?;
     let _ = place_of_client.set(client.clone()); // nobody has set it before
     if config.held.dead_letters {
         actix::spawn(relay(&config, store.clone()).run());
@@ -132,13 +152,14 @@ async fn serve_until<H: Handler>(
     info!("stopping: drain, commit, leave the group");
     readiness.clear(Readiness::PROCESS, "stopping");
     let ended = tokio::time::timeout(config.pipeline.drain + LEAVE, supervisor.send(Shutdown)).await;
+    spans.stop();
     ended.context("the drain took too long; what had not settled comes again")??;
     info!("left the group");
     Ok(())
 }
 
 /// The service's own handler. A provider that is configured wrongly is found before anything is read.
-fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
+fn billing(config: &Config, fatal: &Fatal, spans: Spans) -> anyhow::Result<impl FnOnce(&Store) -> Billing + use<>> {
     let ProviderConfig { kind, max_in_flight, breaker_failures, .. } = config.provider;
     let profile = config.provider.profile();
     let client = match kind {
@@ -153,7 +174,7 @@ fn billing(config: &Config, fatal: &Fatal) -> anyhow::Result<impl FnOnce(&Store)
         None => Billing::without_provider(),
         Some((client, death)) => {
             let breaker = Breaker::new(breaker_failures);
-            Billing::charging(store, PaymentActor::start(client, max_in_flight, breaker.clone(), death), breaker, profile)
+            Billing::charging(store, PaymentActor::start(client, max_in_flight, breaker.clone(), spans, death), breaker, profile)
         }
     })
 }
@@ -228,12 +249,13 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
 }
 
 /// One line that says what this process is about to do with other people's money.
-fn say_start(config: &Config, floor: Uuid) {
+fn say_start<H>(config: &Config, floor: Uuid) {
     let provider = config.provider.url.as_ref().map_or_else(|| "none: nobody is called".to_owned(), ToString::to_string);
     info!(
         topic = config.kafka.topic,
         group = config.kafka.group,
         start = ?config.kafka.start,
+        handler = std::any::type_name::<H>(),
         provider,
         amount = ?config.provider.amount,
         retention_floor = %crate::event::id::day_text(floor),
@@ -254,7 +276,7 @@ fn start<H: Handler>(
     config: &Config,
     handler: H,
     (store, claims): (Store, ClaimTable),
-    status: Status,
+    (status, spans): (Status, Spans),
     readiness: Readiness,
     fatal: &Fatal,
 ) -> anyhow::Result<Started<H>> {
@@ -262,10 +284,10 @@ fn start<H: Handler>(
     let (commands, obeyed) = channel();
     let (events, asked) = mpsc::unbounded_channel();
     let buffer = Buffer::new(config.pipeline.buffer_bytes, commands.clone());
-    let client_config = config.kafka.kafka_client_config();
-    let client =
-        PollThread::start(client_config, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"))
-            .context("the Kafka client refuses its configuration or the topic")?;
+    let kafka = config.kafka.clone();
+    let login = Login::new(move || kafka.kafka_client_config());
+    let client = PollThread::start(login, topic.clone(), buffer, status.clone(), obeyed, events, fatal.notice("poll thread"))
+        .context("the Kafka client refuses its configuration or the topic")?;
 
     let offsets = OffsetActor::new(topic.clone(), client.clone(), config.kafka.commit_interval, status.clone(), fatal).start();
     let engine = Engine {
@@ -288,6 +310,7 @@ fn start<H: Handler>(
         claims,
         days: Days::of(claims),
         status: status.clone(),
+        spans,
     };
     let engine = Arc::new(engine);
     let workers =
@@ -307,8 +330,7 @@ fn start<H: Handler>(
 }
 
 fn relay(config: &Config, store: Store) -> Relay {
-    let (topic, group) = (config.kafka.topic.clone(), config.kafka.group.clone());
-    Relay { store, client: config.kafka.kafka_producer_config(), topic, group, owner: owner(), producer: None }
+    Relay { store, kafka: config.kafka.clone(), owner: owner(), producer: None }
 }
 
 /// Who we are, for people who look at `consumed_partition`.

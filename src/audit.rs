@@ -12,7 +12,6 @@
 mod entry;
 mod ledger;
 mod problems;
-mod progress;
 mod records;
 mod report;
 mod sorter;
@@ -31,7 +30,6 @@ use url::Url;
 use uuid::Uuid;
 
 use self::entry::{Booking, Content, Entry};
-use self::progress::Progress;
 use self::records::{Frontier, Records};
 pub use self::report::{Report, grouped};
 use self::sorter::{Sorted, Sorter};
@@ -41,6 +39,7 @@ use self::topic::Topic;
 pub use self::topic::{Bound, TopicRange};
 use self::traces::{Counts, Judge, Scope};
 use self::unseen::Unseen;
+use crate::progress::Progress;
 use crate::store::{DbError, Session, Store, reconcile, retention, skips};
 use crate::tls::{self, Tls};
 

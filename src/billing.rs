@@ -155,7 +155,7 @@ impl Provider {
         let mut verdicts = self.judge(ctx, events, opened);
         let sequences: Vec<i64> = claimed.iter().map(|claimed| claimed.sequence().number()).collect();
         verdict::stand_behind(&mut verdicts, &sequences);
-        self.call(ctx, &mut verdicts).await;
+        self.call(ctx, claimed, &mut verdicts).await;
 
         let rows = events.iter().zip(&verdicts).map(|(event, verdict)| verdict.payment_row(event)).collect();
         let written = write_rows(tx, rows, ctx.form).await?;
@@ -202,8 +202,11 @@ impl Provider {
     }
 
     /// Asks for every charge that is to be asked for, and puts what became of it in its place.
-    async fn call(&self, ctx: &BatchContext<Kept>, verdicts: &mut [Verdict]) {
-        let charges: Vec<Charge> = verdicts.iter().filter_map(Verdict::charge).cloned().collect();
+    async fn call(&self, ctx: &BatchContext<Kept>, claimed: &[Claimed<OrderConfirmed>], verdicts: &mut [Verdict]) {
+        let charge = |(verdict, claimed): (&Verdict, &Claimed<_>)| {
+            Some(Charge { trace: claimed.trace_context().cloned(), ..verdict.charge()?.clone() })
+        };
+        let charges: Vec<Charge> = verdicts.iter().zip(claimed).filter_map(charge).collect();
         if charges.is_empty() {
             return;
         }

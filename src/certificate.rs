@@ -72,6 +72,7 @@ pub async fn findings(config: &Config) -> Vec<Finding> {
         None => None,
     };
     let engine = downstream::Engine::ask(config).await;
+    broker::judge_the_way(&config.kafka, &mut answers);
     if let Some(facts) = broker::Facts::ask(config, frontiers, &mut answers).await {
         topic::judge(config, &facts, &mut answers);
         group::judge(config, &facts, engine.is_some(), session.as_deref_mut(), &mut answers).await;

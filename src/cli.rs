@@ -7,32 +7,41 @@
 
 mod actions;
 mod audit;
+mod engine;
 mod held;
-mod log;
+mod log_level;
 mod offsets;
 mod produce;
+#[cfg(all(test, feature = "lab"))]
+mod reference;
 mod retention;
 mod status;
 mod text;
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use self::actions::{Actions, Partition};
 use self::audit::Audit;
+pub use self::engine::engine;
 use self::held::Held;
+use self::log_level::LogLevel;
 use self::offsets::Offsets;
 use self::produce::Produce;
 use self::retention::Retention;
 use self::status::Status;
+use crate::actions::ActionError;
 use crate::certificate::{self, Finding};
 use crate::config::{Config, ConfigError, FILE_VARIABLE, Need};
-use crate::store;
+use crate::log;
+use crate::store::{self, DbError, ErrorClass};
 
 /// Consumes business events from Kafka and applies each of them once: one row in PostgreSQL, one charge at the payment provider.
 ///
@@ -81,6 +90,21 @@ enum Command {
     ///
     /// Ends with exit code 1 when an event that was named cannot be asked for.
     Held(Held),
+    /// Tells how much a running process says, or changes it; needs admin.token.
+    LogLevel(LogLevel),
+    /// Prints what makes a shell complete the words of this command line.
+    ///
+    /// bash: into ~/.local/share/bash-completion/completions/onceward; zsh: into a folder of $fpath, as _onceward; fish: into
+    /// ~/.config/fish/completions/onceward.fish.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Writes a manual page for each command into a folder, which is made if it is not there: `man -l FOLDER/onceward.1` shows the first.
+    Man {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// Runs a payment provider that misbehaves on request and keeps an honest ledger, in memory.
     #[cfg(feature = "lab")]
     ProviderStub(crate::lab::provider_stub::Args),
@@ -126,16 +150,25 @@ pub fn main(
     arguments: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli: Cli = match read_words(arguments) {
         Ok(cli) => cli,
-        Err(help) => {
-            let code = if help.use_stderr() { USAGE } else { 0 };
-            let _ = help.print();
-            return ExitCode::from(code);
-        }
+        Err(code) => return code,
     };
     let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
-    match run_command(&cli, &environment) {
+    exit_code_of(run_command(&cli, &environment))
+}
+
+/// The words of a command, or the exit code after the help was shown.
+fn read_words<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<T, ExitCode> {
+    T::try_parse_from(arguments).map_err(|help| {
+        let code = if help.use_stderr() { USAGE } else { 0 };
+        let _ = help.print();
+        ExitCode::from(code)
+    })
+}
+
+fn exit_code_of(ended: Result<(), Failure>) -> ExitCode {
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Said) => ExitCode::from(FAILED),
         Err(Failure::Usage(error)) => {
@@ -149,12 +182,17 @@ pub fn main(
     }
 }
 
+/// The configuration file that was named, on the command line or in the environment.
+fn config_file(named: Option<&PathBuf>, environment: &[(OsString, OsString)]) -> Option<PathBuf> {
+    let variable = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
+    named.cloned().or(variable)
+}
+
 const FAILED: u8 = 1;
 const USAGE: u8 = 64;
 
 fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
-    let named = environment.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, file)| PathBuf::from(file));
-    let file = cli.config.clone().or(named);
+    let file = config_file(cli.config.as_ref(), environment);
     let load = |needs: &[Need]| -> Result<Config, Failure> {
         let config = Config::load(file.as_deref(), environment.iter().cloned(), needs).map_err(Failure::Usage)?;
         // What a check finds, it says itself; the clients' own words would bury it.
@@ -173,14 +211,17 @@ fn run_command(cli: &Cli, environment: &[(OsString, OsString)]) -> Result<(), Fa
         Command::Migrate => Ok(migrate(&load(&[Need::Database])?)?),
         Command::Check(Check { show_config: true, .. }) => Ok(say(&load(&[])?.show())?),
         Command::Check(Check { format, .. }) => check(&load(&[Need::Kafka, Need::Database, Need::Provider])?, *format),
-        Command::Offsets(arguments) => Ok(offsets(&load(&[Need::Kafka, Need::Database])?, arguments, environment)?),
-        Command::Partition(arguments) => Ok(partition(&load(&[Need::Database])?, arguments, environment)?),
-        Command::Actions(arguments) => Ok(actions(&load(&[Need::Database])?, arguments)?),
+        Command::Offsets(arguments) => offsets(&load(&[Need::Kafka, Need::Database])?, arguments, environment),
+        Command::Partition(arguments) => partition(&load(&[Need::Database])?, arguments, environment),
+        Command::Actions(arguments) => actions(&load(&[Need::Database])?, arguments),
         Command::Status(arguments) => status(&load(&[Need::Kafka, Need::Database])?, arguments),
-        Command::Retention(arguments) => Ok(retention(&load(&[Need::Kafka, Need::Database])?, arguments)?),
+        Command::Retention(arguments) => retention(&load(&[Need::Kafka, Need::Database])?, arguments),
         Command::Produce(arguments) => Ok(produce(&load(&[Need::Kafka])?, arguments)?),
         Command::Held(arguments) => held(&load(&[Need::Database])?, arguments, environment),
         Command::Audit(arguments) => audit(&load(arguments.needs())?, arguments),
+        Command::LogLevel(arguments) => Ok(log_level(&load(&[])?, arguments, environment)?),
+        Command::Completions { shell } => Ok(say(&completions(*shell))?),
+        Command::Man { folder } => Ok(manual(folder)?),
         #[cfg(feature = "lab")]
         Command::ProviderStub(arguments) => {
             let stub = crate::lab::provider_stub::run(arguments.clone());
@@ -224,20 +265,36 @@ fn produce(config: &Config, arguments: &Produce) -> anyhow::Result<()> {
     say(&arguments.run(config)?)
 }
 
-fn offsets(config: &Config, arguments: &Offsets, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
-    say(&runtime()?.block_on(arguments.run(config, environment))?)
+fn offsets(config: &Config, arguments: &Offsets, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
+    said(config, arguments.run(config, environment))
 }
 
-fn partition(config: &Config, arguments: &Partition, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
-    say(&runtime()?.block_on(arguments.run(config, environment))?)
+fn partition(config: &Config, arguments: &Partition, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
+    said(config, arguments.run(config, environment))
 }
 
-fn actions(config: &Config, arguments: &Actions) -> anyhow::Result<()> {
-    say(&runtime()?.block_on(arguments.run(config))?)
+fn actions(config: &Config, arguments: &Actions) -> Result<(), Failure> {
+    said(config, arguments.run(config))
 }
 
-fn retention(config: &Config, arguments: &Retention) -> anyhow::Result<()> {
-    say(&runtime()?.block_on(arguments.run(config))?)
+fn retention(config: &Config, arguments: &Retention) -> Result<(), Failure> {
+    said(config, arguments.run(config))
+}
+
+/// Does it and says what it gives.
+fn said(config: &Config, doing: impl Future<Output = anyhow::Result<String>>) -> Result<(), Failure> {
+    let text = runtime()?.block_on(doing).map_err(|error| of_database(config, error))?;
+    Ok(say(&text)?)
+}
+
+/// An error of a database that is not reached names it; every other one is about something else.
+fn of_database(config: &Config, error: anyhow::Error) -> anyhow::Error {
+    let is_away = |error: &DbError| error.class() == ErrorClass::Connection;
+    let away = match (error.downcast_ref::<DbError>(), error.downcast_ref::<ActionError>()) {
+        (Some(error), _) | (_, Some(ActionError::Database(error))) => is_away(error),
+        _ => false,
+    };
+    if away { error.context(database_of(config)) } else { error }
 }
 
 fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
@@ -247,9 +304,25 @@ fn audit(config: &Config, arguments: &Audit) -> Result<(), Failure> {
 }
 
 fn held(config: &Config, arguments: &Held, environment: &[(OsString, OsString)]) -> Result<(), Failure> {
-    let (text, all_taken) = runtime()?.block_on(arguments.run(config, environment))?;
+    let done = runtime()?.block_on(arguments.run(config, environment));
+    let (text, all_taken) = done.map_err(|error| of_database(config, error))?;
     say(&text)?;
     if all_taken { Ok(()) } else { Err(Failure::Said) }
+}
+
+fn log_level(config: &Config, arguments: &LogLevel, environment: &[(OsString, OsString)]) -> anyhow::Result<()> {
+    say(&runtime()?.block_on(arguments.run(config, environment))?)
+}
+
+fn completions(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "onceward", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+fn manual(folder: &Path) -> anyhow::Result<()> {
+    let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+    written.with_context(|| folder.display().to_string())
 }
 
 #[cfg(feature = "lab")]
@@ -295,8 +368,6 @@ impl From<anyhow::Error> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn exit_code(arguments: &[&str], environment: &[(&str, &str)]) -> String {
@@ -314,24 +385,48 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Whoever is on call types what the runbook says.
+    /// Every command with the words before it.
+    fn all_commands() -> Vec<(Vec<String>, clap::Command)> {
+        fn below(path: &[String], command: &clap::Command) -> Vec<(Vec<String>, clap::Command)> {
+            let path = [path, &[command.get_name().to_owned()]].concat();
+            let deeper = command.get_subcommands().flat_map(|deeper| below(&path, deeper)).collect::<Vec<_>>();
+            std::iter::once((path, command.clone())).chain(deeper).collect()
+        }
+        below(&[], &Cli::command())
+    }
+
+    fn options(command: &clap::Command) -> Vec<&str> {
+        command.get_arguments().filter_map(clap::Arg::get_long).collect()
+    }
+
     #[test]
-    fn every_command_and_option_that_the_operations_page_shows_is_there() {
-        let page = include_str!("../docs/OPERATIONS.md");
-        let inline = page.split("`onceward ").skip(1).filter_map(|rest| rest.split(['`', '\n']).next());
-        let shown: Vec<&str> = inline.chain(page.lines().filter_map(|line| line.strip_prefix("onceward "))).collect();
-        for line in &shown {
-            let all = Cli::command();
-            let mut command = &all;
-            for word in line.split_whitespace().take_while(|word| !word.starts_with('#')) {
-                if let Some(option) = word.strip_prefix("--") {
-                    assert!(command.get_arguments().any(|known| known.get_long() == Some(option)), "--{option}: onceward {line}");
-                } else if command.has_subcommands() {
-                    command = command.find_subcommand(word).unwrap_or_else(|| panic!("{word}: onceward {line}"));
+    fn every_command_and_option_is_completed_in_every_shell() {
+        for shell in Shell::value_variants() {
+            let script = completions(*shell);
+            for (path, command) in all_commands() {
+                assert!(script.contains(path.last().expect("a name")), "{shell}: {path:?}");
+                // Elvish and PowerShell have their options without the dashes between them; all have the words.
+                for option in options(&command) {
+                    assert!(script.contains(option), "{shell}: {path:?} --{option}");
                 }
             }
         }
-        assert!(shown.len() > 30, "{}", shown.len());
+    }
+
+    #[test]
+    fn every_command_and_option_has_its_place_in_the_manual() {
+        let folder = std::env::temp_dir().join(format!("onceward-man-{}", uuid::Uuid::now_v7()));
+        manual(&folder).expect("written");
+        for (path, command) in all_commands() {
+            let page = fs::read_to_string(folder.join(format!("{}.1", path.join("-")))).expect("a page");
+            for option in options(&command) {
+                assert!(page.contains(&format!("\\-\\-{}", option.replace('-', "\\-"))), "{path:?} --{option}");
+            }
+        }
+        fs::remove_dir_all(folder).expect("removed");
+        assert_eq!(exit_code(&["man", "/dev/null/nowhere"], &[]), code(1));
+        assert_eq!(exit_code(&["completions", "tcsh"], &[]), code(64));
+        assert_eq!(exit_code(&["log-level", "debug"], &[]), code(64), "no reason");
     }
 
     #[test]
@@ -375,5 +470,11 @@ mod tests {
         drop(socket);
         let url = format!("postgres://bill@127.0.0.1:{port}/money");
         assert_eq!(exit_code(&["migrate"], &[("ONCEWARD_DATABASE_URL", &url)]), code(1));
+        let config = Config::load(None, [("ONCEWARD_DATABASE_URL".into(), url.into())], &[]).expect("valid");
+        let reach = async { store::Store::connect(&config.database.settings(), 1)?.control.get().await.map_err(DbError::from) };
+        let error = runtime().expect("a runtime").block_on(reach).err().expect("nobody listens");
+        let told = [error.clone().into(), ActionError::from(error).into()].map(|error| chain(&of_database(&config, error)));
+        let named = format!("postgres://bill@127.0.0.1:{port}/money (database.url): connect: 127.0.0.1:{port}: ");
+        assert!(told.iter().all(|told| told.starts_with(&named)), "{told:?}");
     }
 }

@@ -20,10 +20,13 @@ use std::time::Duration;
 use url::Url;
 
 pub use self::check::Need;
-pub use self::kafka::KafkaOptions;
+pub(crate) use self::check::admin_token_fault;
+pub use self::kafka::{KafkaOptions, TOKEN_FILE, Token, Wire};
 pub use self::load::{ConfigError, FILE_VARIABLE, Fault};
+#[doc(hidden)]
 pub use self::render::{example, markdown};
 pub use self::secret::Secret;
+pub use self::setting::Ratio;
 use self::setting::{choice, settings};
 use crate::provider;
 use crate::store::{self, TimeLimits};
@@ -54,7 +57,11 @@ settings! {
         max_poll_interval: Duration = Duration::from_secs(300),
         /// How often settled offsets are committed.
         commit_interval: Duration = Duration::from_millis(200),
-        /// Further librdkafka options of the consumer, by their own names; those that carry the guarantee are refused.
+        /// A file that holds the bearer token for the `sasl.mechanism` OAUTHBEARER, a JSON Web Token; read again when four fifths of the
+        /// token's life are over, so that whoever renews it only has to replace the file in time.
+        oauth_token_file: String = String::new(),
+        /// Further librdkafka options, by their own names; those that carry the guarantee are refused. The consumer takes all of them, every
+        /// other client those of the connection: `security.protocol`, `ssl.*`, `sasl.*` and the like.
         options: KafkaOptions = KafkaOptions::default(),
     }
 
@@ -178,8 +185,16 @@ settings! {
     log: LogConfig {
         /// For people or for machines.
         format: LogFormat = LogFormat::Human,
-        /// A level, or directives such as `info,onceward::pipeline=debug`; SIGHUP has it read again.
+        /// A level, or directives such as `info,onceward::pipeline=debug`; SIGHUP has it read again, `onceward log-level` changes it meanwhile.
         level: String = "info".to_owned(),
+    }
+
+    /// Spans for OpenTelemetry, in a build with the feature `otlp`.
+    tracing: TracingConfig {
+        /// A collector's base URL; spans are posted to `<url>/v1/traces` in protobuf. Without it there are none.
+        otlp_endpoint: Option<Url> = None,
+        /// How many of the traces that begin here are recorded, from 0 to 1. Of a trace that a record names its sampled flag decides.
+        sample_ratio: Ratio = Ratio::ALL,
     }
 }
 
@@ -257,6 +272,7 @@ choice! {
 
 impl DatabaseConfig {
     /// What the store must be told.
+    #[doc(hidden)]
     #[must_use]
     pub fn settings(&self) -> store::Settings {
         store::Settings {
@@ -275,6 +291,7 @@ impl DatabaseConfig {
 
 impl ProviderConfig {
     /// What the provider's room must be told; `None` without an address.
+    #[doc(hidden)]
     #[must_use]
     pub fn settings(&self) -> Option<provider::Settings> {
         Some(provider::Settings {
@@ -288,6 +305,7 @@ impl ProviderConfig {
     }
 
     /// Whom an `https` connection trusts, and what it shows.
+    #[doc(hidden)]
     #[must_use]
     pub fn tls(&self) -> Tls {
         let roots = self.ca_file.clone().map_or(Roots::System, Roots::File);
@@ -295,6 +313,7 @@ impl ProviderConfig {
     }
 
     /// What this provider does in its own way.
+    #[doc(hidden)]
     #[must_use]
     pub fn profile(&self) -> provider::Profile {
         provider::Profile {

@@ -14,7 +14,6 @@ use std::fmt::Write as _;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use uuid::{ContextV7, Timestamp, Uuid};
-use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::decode::{MAX_DEPTH, MAX_PAYLOAD_BYTES, decode};
 pub use self::money::{AmountFault, Currency, CurrencyFault, Money};
@@ -50,7 +49,7 @@ impl Event for OrderConfirmed {
     }
 
     fn digest(&self) -> EventDigest {
-        EventDigest::new(CANONICAL_FORM, xxh3_64(&self.canonical_form()))
+        EventDigest::of(CANONICAL_FORM, &self.canonical_form())
     }
 }
 

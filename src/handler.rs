@@ -13,10 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::event::Money;
 use crate::record::{Epoch, KeyDigest, Offset, Record, SourceId};
 use crate::store::{DbError, Form, Session};
+use crate::trace_context::TraceContext;
 
 /// A digest of an event's decoded fields in canonical form; the low byte is the version of that form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +31,13 @@ impl EventDigest {
         Self((hash & !0xff | version as u64).cast_signed())
     }
 
+    /// Builds it from a canonical form: every field at a fixed place or with its length, so that no two events share one. Digests are
+    /// stored: a changed form needs a new `version`.
+    #[must_use]
+    pub fn of(version: u8, canonical_form: &[u8]) -> Self {
+        Self::new(version, xxh3_64(canonical_form))
+    }
+
     /// `true` when both were made by the same version and differ: the same id with another content.
     #[must_use]
     pub const fn contradicts(self, other: Self) -> bool {
@@ -38,7 +47,7 @@ impl EventDigest {
 
 /// What the engine must know of a decoded event.
 pub trait Event: Send + Sync + 'static {
-    /// The UUID v7 that is the one and only dedup key (R-KFK-IDEM-1, R-KFK-IDEM-X2).
+    /// The UUID v7 that is the one and only dedup key (R-KFK-IDEM-1, R-KFK-IDEM-X2); an event with any other id is held as invalid.
     fn id(&self) -> Uuid;
     /// The digest that tells a repeated event from a conflicting one.
     fn digest(&self) -> EventDigest;
@@ -168,7 +177,7 @@ impl fmt::Display for HeldReason {
 ///
 /// ```compile_fail,E0451
 /// # use onceward::handler::Claimed;
-/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), sequence: todo!(), in_doubt: false };
+/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), sequence: todo!(), in_doubt: false, trace: None };
 /// ```
 ///
 /// Reading one is open to every handler:
@@ -185,6 +194,7 @@ pub struct Claimed<E> {
     offset: Offset,
     sequence: Sequence,
     in_doubt: bool,
+    trace: Option<Arc<TraceContext>>,
 }
 
 /// Which events must keep their order: those of one record key in one partition share it. A record without a key stands alone.
@@ -207,12 +217,17 @@ impl Sequence {
 impl<E> Claimed<E> {
     /// The engine's only door: called with what the claim statement returned, or with a held row it has locked.
     pub(crate) fn new(event: E, record: &Record) -> Self {
-        Self { event, offset: record.offset, sequence: Sequence::of(record), in_doubt: false }
+        Self { event, offset: record.offset, sequence: Sequence::of(record), in_doubt: false, trace: TraceContext::of(record) }
     }
 
     /// The same, in doubt or not.
     pub(crate) fn in_doubt_if(self, in_doubt: bool) -> Self {
         Self { in_doubt, ..self }
+    }
+
+    /// What it does is part of another span from now on.
+    pub(crate) fn go_on_under(&mut self, trace: Option<Arc<TraceContext>>) {
+        self.trace = trace;
     }
 
     /// The event.
@@ -233,6 +248,11 @@ impl<E> Claimed<E> {
     /// Which events it keeps its order with.
     pub const fn sequence(&self) -> Sequence {
         self.sequence
+    }
+
+    /// The trace that it belongs to: what a downstream is told, so that its part of the trace is found.
+    pub const fn trace_context(&self) -> Option<&Arc<TraceContext>> {
+        self.trace.as_ref()
     }
 }
 

@@ -19,6 +19,7 @@ use crate::config::KafkaConfig;
 use crate::event::id::unix_ms_of;
 use crate::handler::HeldReason;
 use crate::pipeline::broker::{self, Log};
+use crate::pipeline::connection;
 use crate::pipeline::rebalance::Rebalances;
 use crate::retention::cleaner::Outlook;
 use crate::status::Snapshot;
@@ -219,8 +220,9 @@ impl Overview {
 
 /// Asks the broker, as a client that joins no group. Blocks the thread.
 pub(crate) fn ask_broker(kafka: &KafkaConfig) -> Result<Logs, String> {
-    let consumer = kafka.kafka_client_config().create_with_context(Rebalances::default());
-    broker::all_logs(&consumer.map_err(|error| error.to_string())?, &kafka.topic)
+    let consumer = connection::connect(&kafka.kafka_client_config(), Rebalances::default());
+    let consumer = consumer.map_err(|error| error.to_string())?;
+    broker::all_logs(&consumer, &kafka.topic).map_err(|error| connection::told(&consumer).unwrap_or(error))
 }
 
 fn rows(group: Option<&Group>, logs: Option<&Logs>, here: &Snapshot) -> Vec<Row> {
@@ -245,6 +247,9 @@ fn row_of(partition: i32, stored: Option<&PartitionRow>, log: Option<&Log>, here
     // Both only grow; the one that was asked later is the larger.
     let log_ends = ours.and_then(|known| known.end).map(|next| next.0).max(log.map(|log| log.end.0));
     let committed = ours.and_then(|known| known.committed).map(|next| next.0);
+    // A log without records leaves nothing to settle.
+    let is_empty = log.is_some_and(|log| log.first.0 == log.end.0);
+    let passed = settled.or(log_ends.filter(|_| is_empty));
     let waiting = ours.filter(|known| known.window_records > 0);
     let (state, why) = match (ours, stored) {
         (Some(known), _) if known.stopped.is_some() => (State::Stopped, known.stopped.clone()),
@@ -265,7 +270,7 @@ fn row_of(partition: i32, stored: Option<&PartitionRow>, log: Option<&Log>, here
         committed: committed.max(log.and_then(|log| log.committed).map(|next| next.0)),
         log_begins: log.map(|log| log.first.0),
         log_ends,
-        lag: log_ends.zip(settled).map(|(end, settled)| (end - settled).max(0)),
+        lag: log_ends.zip(passed).map(|(end, passed)| (end - passed).max(0)),
         window_records: ours.map(|known| known.window_records),
         window_bytes: ours.map(|known| known.window_bytes),
         in_flight: ours.map(|known| known.in_flight),
@@ -345,7 +350,7 @@ mod tests {
             [
                 (0, State::Running, false, Some(5)),
                 (1, State::Running, true, Some(3)),
-                (2, State::Unowned, false, None),
+                (2, State::Unowned, false, Some(0)),
                 (3, State::Unowned, false, None)
             ]
         );

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod command;
+pub(crate) mod connection;
 pub mod handover;
 pub(crate) mod native;
 pub mod poll;

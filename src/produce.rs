@@ -11,6 +11,7 @@ mod generate;
 mod log;
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
+use rdkafka::client::OAuthToken;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -28,6 +30,7 @@ pub use self::generate::Generated;
 pub use self::log::LogLine;
 use crate::event;
 use crate::pipeline::client_log::ClientLog;
+use crate::pipeline::connection::{self, Plain};
 
 /// What to produce, and where.
 #[derive(Clone, Debug)]
@@ -78,6 +81,14 @@ pub enum ProduceError {
         /// The brokers.
         brokers: String,
     },
+    /// The topic is not for us.
+    #[error("the topic {topic}: {why}")]
+    Refused {
+        /// The topic.
+        topic: String,
+        /// What the broker said, and what to do.
+        why: String,
+    },
     /// The source or the log.
     #[error("{path}: {error}", path = path.display())]
     File {
@@ -92,7 +103,7 @@ pub enum ProduceError {
         /// The brokers.
         brokers: String,
         /// What the client said.
-        error: KafkaError,
+        error: String,
     },
     /// The client cannot be made.
     #[error("Kafka: {0}")]
@@ -154,12 +165,20 @@ fn partitions(options: &Options) -> Result<i32, ProduceError> {
     const NEW_TOPIC: Duration = Duration::from_secs(5);
     const PAUSE: Duration = Duration::from_millis(100);
     let mut client = options.client.clone();
-    let consumer: BaseConsumer = client.set("allow.auto.create.topics", "false").set("log_level", "0").create()?;
+    client.set("allow.auto.create.topics", "false").set("log_level", "0");
+    let consumer: BaseConsumer<Plain> = connection::connect(&client, Plain::default())?;
     let deadline = Instant::now() + options.delivery_timeout.min(NEW_TOPIC);
     loop {
-        let no_answer = |error| ProduceError::NoAnswer { brokers: brokers(&options.client), error };
-        let metadata = consumer.fetch_metadata(Some(&options.topic), options.delivery_timeout).map_err(no_answer)?;
-        let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
+        let metadata = consumer.fetch_metadata(Some(&options.topic), options.delivery_timeout).map_err(|error| {
+            ProduceError::NoAnswer { brokers: brokers(&options.client), error: connection::why(&consumer, &error) }
+        })?;
+        let topic = metadata.topics().first();
+        if let Some(refused) = topic.and_then(|topic| topic.error()).map(RDKafkaErrorCode::from)
+            && connection::todo(refused).is_some()
+        {
+            return Err(ProduceError::Refused { topic: options.topic.clone(), why: connection::in_words(refused) });
+        }
+        let partitions = topic.map_or(0, |topic| topic.partitions().len());
         match i32::try_from(partitions) {
             Ok(partitions) if partitions > 0 => return Ok(partitions),
             _ if Instant::now() >= deadline => {
@@ -212,7 +231,7 @@ impl<'a> Sender<'a> {
             .set("queue.buffering.max.kbytes", "65536")
             .set("message.timeout.ms", options.delivery_timeout.as_millis().max(1).to_string());
         let state = State { log, delivered: 0, first_failure: None };
-        let producer = client.create_with_context(Deliveries { state: Mutex::new(state), log: ClientLog::default() })?;
+        let producer = connection::connect(&client, Deliveries { state: Mutex::new(state), log: ClientLog::default() })?;
         Ok(Self { producer, options, started: Instant::now(), sent: 0, unsent: 0 })
     }
 
@@ -291,6 +310,12 @@ impl State {
 }
 
 impl ClientContext for Deliveries {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, file: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        connection::renew(file)
+    }
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         ClientLog::line(level, facility, line);
     }

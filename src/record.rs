@@ -28,10 +28,12 @@ pub struct SourceId(pub i32);
 pub struct RecordDigest(pub i64);
 
 /// Offsets that an operator wants passed over: their records are settled without effect.
+#[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skips(Vec<(i64, i64)>);
 
 /// Offsets whose records an operator wants held, each with what its row is to say.
+#[doc(hidden)]
 pub type Holds = BTreeMap<Offset, String>;
 
 /// A digest of a record's key: events of one key keep their order. Two keys that share one would wait for each other, and no more.
@@ -76,6 +78,7 @@ impl NextOffset {
 
 impl RecordDigest {
     /// Of a range of offsets, for a row that stands for records which are not there. Frozen: it is stored.
+    #[doc(hidden)]
     #[must_use]
     pub fn of_range(from: NextOffset, to: NextOffset) -> Self {
         let mut hash = Xxh3::new();
@@ -157,6 +160,7 @@ impl Record {
 
     /// What the record costs the buffer, in bytes: its contents and a flat charge for its own structure, its place in a window, and what the
     /// allocator adds to each of three pieces.
+    #[doc(hidden)]
     #[must_use]
     pub fn weight(&self) -> usize {
         const OWN: usize = 224;

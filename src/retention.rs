@@ -29,6 +29,7 @@ use crate::crash::CrashPoint;
 use crate::event::id::day_of;
 use crate::handler::Handler;
 use crate::pipeline::client::Client;
+use crate::pipeline::connection::{self, Plain};
 use crate::pipeline::dedup::Engine;
 use crate::store::processed_events::ClaimTable;
 use crate::store::retention;
@@ -36,6 +37,8 @@ use crate::store::{DbError, Store};
 
 /// How often it is looked whether something is due.
 const TICK: Duration = Duration::from_secs(2);
+/// How long the broker may take for one answer.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long reading the first record of every partition may take.
 const OLDEST: Duration = Duration::from_secs(20);
 
@@ -145,13 +148,14 @@ impl Days {
 /// In words: the broker does not answer, or the topic is not there.
 pub fn oldest_record_ms(mut client: ClientConfig, topic: &str) -> Result<Option<i64>, String> {
     let deadline = Instant::now() + OLDEST;
-    let consumer: BaseConsumer = client.set("enable.partition.eof", "true").create().map_err(|error| error.to_string())?;
-    let metadata = consumer.fetch_metadata(Some(topic), OLDEST).map_err(|error| error.to_string())?;
-    let known = metadata.topics().iter().find(|known| known.name() == topic && !known.partitions().is_empty());
-    let partitions = known.ok_or_else(|| format!("topic {topic} does not exist"))?.partitions();
+    client.set("enable.partition.eof", "true");
+    let consumer: BaseConsumer<Plain> = connection::connect(&client, Plain::default()).map_err(|error| error.to_string())?;
+    let metadata = consumer.fetch_metadata(Some(topic), ANSWER).map_err(|error| connection::why(&consumer, &error))?;
+    let partitions = connection::topic(&metadata, topic)?.partitions();
     let mut assignment = TopicPartitionList::new();
     for partition in partitions {
-        let borders = consumer.fetch_watermarks(topic, partition.id(), OLDEST).map_err(|error| error.to_string())?;
+        let borders =
+            consumer.fetch_watermarks(topic, partition.id(), ANSWER).map_err(|error| connection::why(&consumer, &error))?;
         if borders.0 < borders.1 {
             assignment
                 .add_partition_offset(topic, partition.id(), rdkafka::Offset::Offset(borders.0))

@@ -9,33 +9,51 @@ mod connect;
 mod encryption;
 mod error;
 mod migrate;
-mod packed_headers;
+pub mod packed_headers;
 mod schema;
 mod session;
 mod statement;
 mod tap;
 mod url;
 
+#[doc(hidden)]
 pub mod attempts;
 #[cfg(feature = "lab")]
 #[doc(hidden)]
 pub mod batch_text;
+#[doc(hidden)]
 pub mod conditions;
+#[doc(hidden)]
 pub mod consumed_partitions;
+#[doc(hidden)]
 pub mod dead_letters;
+#[doc(hidden)]
 pub mod forgetting;
+#[doc(hidden)]
 pub mod held_events;
+#[doc(hidden)]
 pub mod held_requests;
+#[doc(hidden)]
 pub mod held_turns;
+#[doc(hidden)]
 pub mod horizon_claims;
+#[doc(hidden)]
 pub mod numeric;
+#[doc(hidden)]
 pub mod old_claims;
+#[doc(hidden)]
 pub mod operator_actions;
+#[doc(hidden)]
 pub mod overview;
+#[doc(hidden)]
 pub mod payments;
+#[doc(hidden)]
 pub mod processed_events;
+#[doc(hidden)]
 pub mod reconcile;
+#[doc(hidden)]
 pub mod retention;
+#[doc(hidden)]
 pub mod skips;
 
 use std::time::{Duration, SystemTime};
@@ -44,8 +62,12 @@ use crate::config::Secret;
 use crate::event::id::unix_ms_of;
 
 pub use self::error::{DbError, ErrorClass};
+#[doc(hidden)]
 pub use self::migrate::{MigrateError, migrate, schema_is_current};
-pub use self::session::{ConnectionAbort, Pool, PooledSession, Session, SessionManager, TimeLimits, TransactionError};
+pub use self::session::Session;
+#[doc(hidden)]
+pub use self::session::{ConnectionAbort, Pool, PooledSession, SessionManager, TimeLimits, TransactionError};
+#[doc(hidden)]
 pub use self::url::{DatabaseUrl, Encryption};
 
 /// How rows are inserted whose keys may be taken.
@@ -58,6 +80,7 @@ pub enum Form {
 }
 
 /// What the store must be told.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `postgres://user:password@host1:5432,host2:5432/database`, or libpq's `key=value` form.
@@ -71,6 +94,7 @@ pub struct Settings {
 }
 
 /// The pools. They are apart so that neither an attempt nor a bump ever waits for a batch that waits for it.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Store {
     /// For the transactions that claim and settle: one per partition that may be inside one at once.

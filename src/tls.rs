@@ -107,12 +107,18 @@ impl Tls {
     /// # Errors
     /// One of the files cannot be used.
     pub fn of_http(&self, client: reqwest::ClientBuilder, url: &Url, files: &mut Files) -> Result<reqwest::ClientBuilder, Fault> {
-        let config = if url.scheme() == "https" {
-            self.config(files)?
-        } else {
-            builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth()
-        };
-        Ok(client.tls_backend_preconfigured(config))
+        Ok(client.tls_backend_preconfigured(self.config_of_http(url, files)?))
+    }
+
+    /// The same, for a client of another kind.
+    ///
+    /// # Errors
+    /// One of the files cannot be used.
+    pub fn config_of_http(&self, url: &Url, files: &mut Files) -> Result<ClientConfig, Fault> {
+        if url.scheme() == "https" {
+            return self.config(files);
+        }
+        Ok(builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth())
     }
 }
 

@@ -35,7 +35,6 @@ CREATE TABLE consumed_partition (
     skips              int8multirange, -- offsets that an operator wants passed over
     paused             text,        -- why an operator wants nothing of it consumed; NULL: it goes on
     paused_by          text,
-    breaker            text,        -- why the provider is not called
     updated_at         timestamptz NOT NULL DEFAULT now(),
     UNIQUE (consumer_group, topic, partition)
 ) WITH (fillfactor = 50); -- updated at each batch: leave room on the page, so that no index is touched

@@ -1,22 +1,30 @@
 //! Who may see records and ask for actions: pure decisions over a request's head.
 //!
-//! In: headers. Out: yes, or a status and a sentence. It owns a digest of the token and not the token.
+//! In: headers. Out: yes, or a status and a sentence. It owns a digest of the token and not the token, and makes a new one when the file
+//! that holds the token has changed.
 //!
 //! Invariant: without the token nobody may, and how long a refusal takes says nothing about it. What a browser would send by itself
 //! (cookies, a form, another site's script) is never enough.
 
-use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderMap};
+use actix_web::http::uri::Authority;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::config::Secret;
+use crate::config::{Secret, admin_token_fault};
+use crate::rotating::Rotating;
+
+/// Between two looks at the file of the token.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Whom to believe.
-#[derive(Clone)]
-pub struct Access(Option<[u8; 32]>);
+#[derive(Clone, Debug)]
+pub struct Access(Option<Arc<Rotating<[u8; 32], String>>>);
 
 /// Why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,8 +48,17 @@ pub enum Refusal {
 
 impl Access {
     /// By this token.
-    pub fn new(token: Option<&Secret>) -> Self {
-        Self(token.map(|token| digest(token.expose())))
+    ///
+    /// # Errors
+    /// Its file cannot be used.
+    pub fn new(token: Option<&Secret>) -> Result<Self, String> {
+        let rotating = |token: Secret| {
+            Rotating::new("admin.token", LOOK, move |files| {
+                let token = token.now(files)?;
+                admin_token_fault(&token).map_or_else(|| Ok(digest(&token)), |fault| Err(format!("it {fault}")))
+            })
+        };
+        Ok(Self(token.cloned().map(rotating).transpose()?.map(Arc::new)))
     }
 
     /// Whether anybody may.
@@ -51,11 +68,11 @@ impl Access {
 
     /// Whether this request may see records.
     pub fn may_see(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let token = self.0.as_ref().ok_or(Refusal::Off)?;
+        let token = self.0.as_ref().ok_or(Refusal::Off)?.get();
         let given = text(headers, header::AUTHORIZATION).and_then(|text| text.split_once(' '));
         let (_, given) = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).ok_or(Refusal::NoToken)?;
         // Digests have one length, so that not even that of the token shows in the time.
-        if bool::from(digest(given.trim()).ct_eq(token)) { Ok(()) } else { Err(Refusal::WrongToken) }
+        if bool::from(digest(given.trim()).ct_eq(&token)) { Ok(()) } else { Err(Refusal::WrongToken) }
     }
 
     /// Whether this request may ask for an action.
@@ -81,6 +98,16 @@ fn is_same_origin(headers: &HeaderMap) -> bool {
     origin.is_some_and(|(scheme, origin)| matches!(scheme, "http" | "https") && host == Some(origin))
 }
 
+/// Whether it is a name of this machine for itself under which we are asked: what a page that makes its own name lead here (DNS rebinding)
+/// cannot have its browser say.
+pub fn is_named_locally(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Ok(authority) = host.to_str().unwrap_or_default().parse::<Authority>() else { return false };
+    let host = authority.host();
+    let is_address = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    is_address || host.eq_ignore_ascii_case("localhost")
+}
+
 fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -100,20 +127,18 @@ impl Refusal {
     }
 }
 
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").field("is_on", &self.is_on()).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use actix_web::http::header::HeaderValue;
 
     use super::*;
 
-    const GOOD: &[(&str, &str)] =
-        &[("host", "h:9464"), ("origin", "http://h:9464"), ("content-type", "application/json"), ("authorization", "Bearer right")];
+    const GOOD: &[(&str, &str)] = &[
+        ("host", "h:9464"),
+        ("origin", "http://h:9464"),
+        ("content-type", "application/json"),
+        ("authorization", "Bearer the-right-token-17"),
+    ];
 
     fn act(access: &Access, changes: &[(&'static str, Option<&'static str>)]) -> Result<(), Refusal> {
         let mut headers = HeaderMap::new();
@@ -131,7 +156,7 @@ mod tests {
 
     #[test]
     fn only_the_token_in_json_from_no_other_origin_may_act() {
-        let access = Access::new(Some(&Secret::new("right".to_owned())));
+        let access = Access::new(Some(&Secret::new("the-right-token-17".to_owned()))).expect("a token");
         assert_eq!(act(&access, &[]), Ok(()));
         assert_eq!(act(&access, &[("origin", None)]), Ok(()), "no browser: curl");
         assert_eq!(act(&access, &[("content-type", Some("application/json; charset=utf-8"))]), Ok(()));
@@ -141,20 +166,40 @@ mod tests {
         for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("application/jsonp")] {
             assert_eq!(act(&access, &[("content-type", kind)]), Err(Refusal::NotJson), "{kind:?}");
         }
-        for token in [None, Some("right"), Some("Basic right"), Some("Bearer")] {
+        for token in [None, Some("the-right-token-17"), Some("Basic the-right-token-17"), Some("Bearer")] {
             assert_eq!(act(&access, &[("authorization", token)]), Err(Refusal::NoToken), "{token:?}");
         }
-        for token in ["Bearer wrong", "Bearer right2", "Bearer righ", "Bearer "] {
+        for token in ["Bearer wrong", "Bearer the-right-token-178", "Bearer the-right-token-1", "Bearer "] {
             assert_eq!(act(&access, &[("authorization", Some(token))]), Err(Refusal::WrongToken), "{token:?}");
         }
     }
 
     #[test]
+    fn only_names_of_this_machine_for_itself_are_local() {
+        let named = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_str(host).expect("a value"));
+            is_named_locally(&headers)
+        };
+        for host in ["127.0.0.1:9464", "127.0.0.1", "localhost:9464", "LOCALHOST", "[::1]:9464", "10.0.0.7"] {
+            assert!(named(host), "{host}");
+        }
+        for host in ["evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "", "a b"] {
+            assert!(!named(host), "{host}");
+        }
+        assert!(is_named_locally(&HeaderMap::new()), "HTTP/1.0: no browser");
+    }
+
+    #[test]
     fn without_a_token_nobody_may_and_nothing_tells_the_token() {
-        let off = Access::new(None);
+        let off = Access::new(None).expect("off");
         assert_eq!(act(&off, &[]), Err(Refusal::Off));
         assert_eq!(off.may_see(&HeaderMap::new()), Err(Refusal::Off));
         assert!(Refusal::Off.to_string().contains("admin.token"));
-        assert_eq!(format!("{:?}", Access::new(Some(&Secret::new("right".to_owned())))), "Access { is_on: true }");
+        let on = format!("{:?}", Access::new(Some(&Secret::new("the-right-token-17".to_owned()))).expect("a token"));
+        assert!(
+            on.contains("admin.token") && !on.contains("right") && !on.contains(&format!("{:?}", digest("the-right-token-17"))),
+            "{on}"
+        );
     }
 }

@@ -5,6 +5,8 @@
 //!
 //! Invariant: nothing is changed without the token, a name and a reason, and a record is shown to nobody without the token.
 
+use std::time::Duration;
+
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde::Deserialize;
@@ -17,7 +19,8 @@ use super::{Admin, duplicates_json};
 use crate::actions::{self, ActionError, By, Desk};
 use crate::handler::HeldReason;
 use crate::held::Request;
-use crate::held::shown::{json_of, outline_of};
+use crate::held::shown::{json_of, outline_of, time};
+use crate::log;
 use crate::record::Offset;
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
@@ -30,7 +33,9 @@ pub fn routes(routes: &mut web::ServiceConfig) {
         .route("/api/held/{id}", web::get().to(show))
         .route("/api/held/{id}/{action}", web::post().to(decide))
         .route("/api/decisions", web::get().to(decisions))
-        .route("/api/partitions/{partition}/{action}", web::post().to(steer));
+        .route("/api/partitions/{partition}/{action}", web::post().to(steer))
+        .route("/api/log", web::get().to(log_level))
+        .route("/api/log", web::post().to(change_log_level));
 }
 
 /// Why there is no answer.
@@ -98,6 +103,10 @@ struct Which {
     state: Option<String>,
 }
 
+/// The longest body of a request that is read.
+const MOST_BYTES: usize = 16 << 10;
+/// How long it may take.
+const BODY: Duration = Duration::from_secs(5);
 /// The most rows of a list.
 const MOST_ROWS: i64 = 100;
 /// The most decisions.
@@ -141,15 +150,10 @@ struct Decision {
     not_charged: bool,
 }
 
-async fn decide(
-    admin: web::Data<Admin>,
-    path: web::Path<(i64, String)>,
-    request: HttpRequest,
-    body: Result<web::Bytes, actix_web::Error>,
-) -> Answer {
+async fn decide(admin: web::Data<Admin>, path: web::Path<(i64, String)>, request: HttpRequest, body: web::Payload) -> Answer {
     admin.access.may_act(request.headers())?;
     let (id, action) = path.into_inner();
-    let decision: Decision = read(body)?;
+    let decision: Decision = read(whole(body).await?)?;
     let (wanted, by) = (decision.request(&action)?, by(&decision.actor, &decision.reason)?);
     let asked = admin.desk().request(&[id], &wanted, by).await?.pop().ok_or(ApiError::NotThere("held event"))?;
     info!(held = id, action, refused = asked.refused, "asked for on the admin port");
@@ -168,15 +172,10 @@ struct Steering {
     offset: Option<i64>,
 }
 
-async fn steer(
-    admin: web::Data<Admin>,
-    path: web::Path<(i32, String)>,
-    request: HttpRequest,
-    body: Result<web::Bytes, actix_web::Error>,
-) -> Answer {
+async fn steer(admin: web::Data<Admin>, path: web::Path<(i32, String)>, request: HttpRequest, body: web::Payload) -> Answer {
     admin.access.may_act(request.headers())?;
     let (partition, action) = path.into_inner();
-    let steering: Steering = read(body)?;
+    let steering: Steering = read(whole(body).await?)?;
     let by = by(&steering.actor, &steering.reason)?;
     let told = match (action.as_str(), steering.offset) {
         ("pause", None) => admin.desk().pause(partition, by).await.map(|()| "it is paused, and stays so over restarts"),
@@ -199,12 +198,49 @@ async fn decisions(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
     Ok(HttpResponse::Ok().json(json!({ "decisions": decided.iter().map(actions::json_of).collect::<Vec<_>>() })))
 }
 
+/// How much this process says, and who wanted it so: a name and a reason, which are people's.
+async fn log_level(admin: web::Data<Admin>, request: HttpRequest) -> Answer {
+    admin.access.may_see(request.headers())?;
+    said(None)
+}
+
+/// How much this process is to say, who wants it and why.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Loudness {
+    level: String,
+    actor: String,
+    reason: String,
+}
+
+/// Of this process alone, and until it ends: it is written into its log, and nowhere else.
+async fn change_log_level(admin: web::Data<Admin>, request: HttpRequest, body: Result<web::Bytes, actix_web::Error>) -> Answer {
+    admin.access.may_act(request.headers())?;
+    let wanted: Loudness = read(body)?;
+    let By { actor, reason } = by(&wanted.actor, &wanted.reason)?;
+    let was = log::change(wanted.level.trim(), actor, reason).map_err(|why| ApiError::Wrong(format!("level {why}")))?;
+    said(was.map(|said| said.level))
+}
+
+fn said(was: Option<String>) -> Answer {
+    let said = log::now().ok_or(ApiError::NotThere("log"))?;
+    let changed = said.changed.map(|by| json!({ "actor": by.actor, "reason": by.reason, "at": time(by.at) }));
+    Ok(HttpResponse::Ok().json(json!({ "level": said.level, "was": was, "changed": changed })))
+}
+
 fn done(words: &str) -> HttpResponse {
     HttpResponse::Ok().json(json!({ "done": words }))
 }
 
-fn read<T: DeserializeOwned>(body: Result<web::Bytes, actix_web::Error>) -> Result<T, ApiError> {
-    let body = body.map_err(|error| ApiError::Wrong(format!("the body cannot be read: {error}")))?;
+/// The body, read when it is known who sends it: bounded in bytes and in time.
+async fn whole(body: web::Payload) -> Result<web::Bytes, ApiError> {
+    let wrong = |why: String| ApiError::Wrong(format!("the body cannot be read: {why}"));
+    let read = tokio::time::timeout(BODY, body.to_bytes_limited(MOST_BYTES)).await;
+    let read = read.map_err(|_| wrong(format!("it takes more than {} s", BODY.as_secs())))?;
+    read.map_err(|_| wrong(format!("it has more than {MOST_BYTES} bytes")))?.map_err(|error| wrong(error.to_string()))
+}
+
+fn read<T: DeserializeOwned>(body: web::Bytes) -> Result<T, ApiError> {
     serde_json::from_slice(&body).map_err(|error| ApiError::Wrong(format!("the body is not as it must be: {error}")))
 }
 
@@ -274,7 +310,7 @@ mod tests {
     use super::*;
 
     fn decision(body: &str) -> Result<Decision, ApiError> {
-        read(Ok(web::Bytes::copy_from_slice(body.as_bytes())))
+        read(web::Bytes::copy_from_slice(body.as_bytes()))
     }
 
     #[test]

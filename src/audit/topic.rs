@@ -20,12 +20,13 @@ use serde::{Deserialize, Serialize};
 
 use super::AuditError;
 use super::problems::Problem;
-use super::progress::Progress;
 use super::records::{Frontier, Records};
 use super::sorter::Sorter;
 use super::state::{Kept, Question, Reached};
 use super::traces::Counts;
 use super::unseen::Unseen;
+use crate::pipeline::connection::{self, Plain};
+use crate::progress::Progress;
 
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -158,19 +159,19 @@ pub(super) fn read(
 }
 
 /// A consumer that joins nothing and commits nothing.
-fn connect(client: &ClientConfig) -> Result<BaseConsumer, AuditError> {
+fn connect(client: &ClientConfig) -> Result<BaseConsumer<Plain>, AuditError> {
     let mut client = client.clone();
     client.remove("group.instance.id").remove("group.protocol");
     // What the log deletes while it is read is never skipped in silence: see `Reading::go_on_behind_what_is_gone`.
     client.set("auto.offset.reset", "error").set("enable.auto.commit", "false").set("enable.partition.eof", "true");
-    Ok(client.create()?)
+    Ok(connection::connect(&client, Plain::default())?)
 }
 
 /// First offset and end of every partition's log.
-fn logs(consumer: &BaseConsumer, topic: &str) -> Result<BTreeMap<i32, (i64, i64)>, AuditError> {
-    let metadata = consumer.fetch_metadata(Some(topic), PATIENCE)?;
-    let found = metadata.topics().iter().find(|found| found.name() == topic && found.error().is_none());
-    let found = found.ok_or_else(|| AuditError::Range(format!("the topic {topic} does not exist; see kafka.topic")))?;
+fn logs(consumer: &BaseConsumer<Plain>, topic: &str) -> Result<BTreeMap<i32, (i64, i64)>, AuditError> {
+    let no_answer = |error| AuditError::Range(format!("{}; see kafka.brokers", connection::why(consumer, &error)));
+    let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).map_err(no_answer)?;
+    let found = connection::topic(&metadata, topic).map_err(|why| AuditError::Range(format!("{why}; see kafka.topic")))?;
     let log = |partition: i32| Ok((partition, consumer.fetch_watermarks(topic, partition, PATIENCE)?));
     found.partitions().iter().map(|partition| log(partition.id())).collect()
 }
@@ -178,7 +179,7 @@ fn logs(consumer: &BaseConsumer, topic: &str) -> Result<BTreeMap<i32, (i64, i64)
 /// What is to be read of each partition, and what of it cannot be read.
 fn parts(
     range: &TopicRange,
-    consumer: &BaseConsumer,
+    consumer: &BaseConsumer<Plain>,
     topic: &str,
     logs: &BTreeMap<i32, (i64, i64)>,
     frontier: &Frontier,
@@ -224,7 +225,7 @@ fn part(
 /// Where a bound stands in each partition that it says something about.
 fn places(
     bound: Option<&Bound>,
-    consumer: &BaseConsumer,
+    consumer: &BaseConsumer<Plain>,
     topic: &str,
     logs: &BTreeMap<i32, (i64, i64)>,
 ) -> Result<BTreeMap<i32, i64>, AuditError> {
@@ -260,7 +261,7 @@ fn places(
 }
 
 struct Reading<'a> {
-    consumer: &'a BaseConsumer,
+    consumer: &'a BaseConsumer<Plain>,
     topic: &'a str,
     parts: BTreeMap<i32, Part>,
     records: Records,

@@ -70,7 +70,7 @@ pub(super) fn judge(
     let Some(known) = known else {
         let NewAttempt { event_id, digest, body, in_doubt: _ } = new_attempt(event, profile);
         let (key, body) = (event.order_id, body.into());
-        return Verdict::Ask(Charge { event_id, key, digest, body, unknown_before: 0, find_first: None });
+        return Verdict::Ask(Charge { event_id, key, digest, body, unknown_before: 0, find_first: None, trace: None });
     };
     if known.digest.contradicts(digest) {
         return conflict("has an attempt of another content");
@@ -97,6 +97,7 @@ pub(super) fn judge(
         body: body.into(),
         unknown_before: known.unknown_answers,
         find_first,
+        trace: None,
     })
 }
 

@@ -6,6 +6,7 @@
 //! Invariant: an answer that did not come is an error with its words, never an empty answer.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
@@ -15,8 +16,9 @@ use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
 use super::{Answers, Condition};
-use crate::config::{Config, KafkaConfig};
+use crate::config::{Config, KafkaConfig, Wire};
 use crate::pipeline::broker::{Log, read_logs};
+use crate::pipeline::connection::{self, Plain};
 use crate::pipeline::native;
 use crate::pipeline::rebalance::Rebalances;
 use crate::pipeline::settings::{Admin, Settings, value};
@@ -113,10 +115,35 @@ impl Facts {
 pub(super) async fn cleanup_policy(kafka: &KafkaConfig) -> Asked<String> {
     let kafka = kafka.clone();
     let asked = tokio::task::spawn_blocking(move || {
-        let settings = Admin::connect(&kafka)?.topic(&kafka.topic)?;
+        let admin = Admin::connect(&kafka)?;
+        admin.partitions.clone()?;
+        let settings = admin.topic(&kafka.topic)?;
         Ok(value(&settings, "cleanup.policy")?.to_owned())
     });
     asked.await.unwrap_or_else(|panic| Err(panic.to_string()))
+}
+
+/// How the brokers are spoken to; nobody is asked.
+pub(super) fn judge_the_way(kafka: &KafkaConfig, answers: &mut Answers) {
+    let is_of_this_machine = |broker: &str| {
+        let host = broker.trim().rsplit_once(':').map_or(broker, |(host, _)| host).trim_matches(['[', ']']);
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    };
+    let protocol = kafka.options.get("security.protocol").unwrap_or("plaintext");
+    match kafka.wire() {
+        Wire::Verified => answers.holds(Condition::KafkaTls, protocol),
+        _ if kafka.brokers.split(',').all(is_of_this_machine) => answers.holds(Condition::KafkaTls, "of this machine"),
+        Wire::Plain => answers.fails(
+            Condition::KafkaTls,
+            format_args!("kafka.options.security.protocol is {protocol}"),
+            "make it ssl or sasl_ssl",
+        ),
+        Wire::Unverified => answers.fails(
+            Condition::KafkaTls,
+            format_args!("{protocol}, with anybody who answers"),
+            "leave out ssl.endpoint.identification.algorithm and enable.ssl.certificate.verification, and name an ssl.ca.location that vouches for the brokers",
+        ),
+    }
 }
 
 /// What is not there.
@@ -128,14 +155,15 @@ enum Missing {
 /// Blocks the thread.
 fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize, Facts), Missing> {
     let consumer = consumer(kafka).map_err(|error| Missing::Broker(error.to_string()))?;
-    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE).map_err(|error| Missing::Broker(error.to_string()))?;
+    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE);
+    let metadata = metadata.map_err(|error| Missing::Broker(connection::why(&consumer, &error)))?;
     let brokers = metadata.brokers().len();
     let broker = metadata.brokers().first().ok_or_else(|| Missing::Broker("it knows no brokers".to_owned()))?.id();
     let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic);
     let missing = |why: String| Missing::Topic { brokers, why };
     let topic = topic.ok_or_else(|| missing("the broker does not know it".to_owned()))?;
     if let Some(error) = topic.error() {
-        return Err(missing(RDKafkaErrorCode::from(error).to_string()));
+        return Err(missing(connection::in_words(error.into())));
     }
     let partitions: Vec<i32> = topic.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect();
     let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
@@ -144,6 +172,7 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
     let admin = Admin::connect(kafka);
     let ask = |settings: &dyn Fn(&Admin) -> Asked<Settings>| admin.as_ref().map_err(Clone::clone).and_then(settings);
     let logs = read_logs(&consumer, &kafka.topic, &partitions);
+    let logs = logs.map_err(|error| connection::told(&consumer).unwrap_or(error));
     let witnesses = match (&frontiers, &logs) {
         (Some(frontiers), Ok(logs)) => read_witnesses(kafka, frontiers, logs),
         (None, _) => Err("the database could not be asked".to_owned()),
@@ -156,7 +185,8 @@ fn read(kafka: &KafkaConfig, frontiers: Option<Vec<Frontier>>) -> Result<(usize,
         replicas,
         offsets: offsets_topic(&consumer, || ask(&|admin| admin.topic(OFFSETS_TOPIC))),
         oldest_record_ms: oldest_record_ms(quiet(kafka), &kafka.topic),
-        group: group(&consumer, &kafka.group),
+        // To whom the group's offsets are not told, its members are kept back in silence.
+        group: logs.as_ref().map_err(Clone::clone).and_then(|_| group(&consumer, &kafka.group)),
         frontiers,
         logs,
         witnesses,
@@ -172,12 +202,17 @@ fn quiet(kafka: &KafkaConfig) -> ClientConfig {
 }
 
 fn consumer(kafka: &KafkaConfig) -> Result<BaseConsumer<Rebalances>, KafkaError> {
-    quiet(kafka).create_with_context(Rebalances::default())
+    connection::connect(&quiet(kafka), Rebalances::default())
 }
 
 fn offsets_topic(consumer: &BaseConsumer<Rebalances>, ask: impl FnOnce() -> Asked<Settings>) -> Asked<Option<(usize, Settings)>> {
-    let metadata = consumer.fetch_metadata(Some(OFFSETS_TOPIC), PATIENCE).map_err(|error| error.to_string())?;
-    let topic = metadata.topics().iter().find(|topic| topic.name() == OFFSETS_TOPIC && topic.error().is_none());
+    let metadata = consumer.fetch_metadata(Some(OFFSETS_TOPIC), PATIENCE).map_err(|error| connection::plainly(&error))?;
+    let topic = metadata.topics().iter().find(|topic| topic.name() == OFFSETS_TOPIC);
+    if let Some(refused) = topic.and_then(|topic| topic.error()).map(RDKafkaErrorCode::from)
+        && refused != RDKafkaErrorCode::UnknownTopicOrPartition
+    {
+        return Err(connection::in_words(refused));
+    }
     let replicas = topic.and_then(|topic| topic.partitions().iter().map(|partition| partition.replicas().len()).min());
     replicas.map(|replicas| Ok((replicas, ask()?))).transpose()
 }
@@ -225,7 +260,7 @@ fn read_witnesses(kafka: &KafkaConfig, frontiers: &[Frontier], logs: &BTreeMap<i
         let place = rdkafka::Offset::Offset(offset.0);
         assignment.add_partition_offset(&kafka.topic, *partition, place).map_err(|error| error.to_string())?;
     }
-    let consumer: BaseConsumer = quiet(kafka).create().map_err(|error| error.to_string())?;
+    let consumer: BaseConsumer<Plain> = connection::connect(&quiet(kafka), Plain::default()).map_err(|error| error.to_string())?;
     consumer.assign(&assignment).map_err(|error| error.to_string())?;
     let (until, mut found) = (Instant::now() + WITNESSES, BTreeMap::new());
     while !wanted.is_empty() {

@@ -118,6 +118,9 @@ conditions! {
     Brokers = "brokers", Advisory,
         "a broker answers",
         "nothing is read until one does";
+    KafkaTls = "kafka_tls", Advisory,
+        "the way to every broker is TLS with its name verified, or does not leave this machine",
+        "events and password could be read on the way, and events changed";
     Topic = "topic", Advisory,
         "the topic exists and has partitions",
         "nothing is read until it does";

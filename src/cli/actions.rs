@@ -9,11 +9,12 @@ use std::fmt::Write as _;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::actions::{By, Desk, json_of};
-use crate::cli::text::{actor, printable, table_of};
+use crate::cli::text::{actor, table_of};
 use crate::config::Config;
 use crate::held::shown::time;
 use crate::store::Store;
 use crate::store::operator_actions::Decided;
+use crate::text::printable;
 
 /// The words of `onceward partition`.
 #[derive(Debug, Args)]
@@ -136,7 +137,7 @@ fn line(decided: &Decided) -> [String; 7] {
         partition.to_string(),
         offset,
         held.map(|held| held.to_string()).unwrap_or_default(),
-        printable(reason).replace('\n', " "),
+        printable(&reason.replace('\n', " ")),
     ]
 }
 

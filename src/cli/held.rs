@@ -14,14 +14,16 @@ use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use crate::actions::{self, Asked, By};
-use crate::cli::text::{actor, printable, table_of};
+use crate::cli::text::{actor, printable_lines, table_of};
 use crate::config::Config;
 use crate::handler::HeldReason;
 use crate::held::Request;
 use crate::held::shown::{hex, json_of, time};
+use crate::progress::Progress;
 use crate::store::held_events::HeldState;
 use crate::store::held_requests::{self, Filter, HeldRow};
 use crate::store::{DbError, Session, Store};
+use crate::text::prints;
 
 /// The words.
 #[derive(Debug, Args)]
@@ -224,6 +226,7 @@ impl Desk<'_> {
         let actor = actor(because.actor.as_deref(), environment);
         let (mut text, mut missing, mut all_taken) = (String::new(), filter.ids.clone().unwrap_or_default(), true);
         let mut after = 0;
+        let mut progress = Progress::begin(filter.ids.is_none(), "asking for held events", 0, None);
         loop {
             let rows = self.find(filter, after, PAGE).await?;
             let Some(last) = rows.last() else { break };
@@ -231,6 +234,7 @@ impl Desk<'_> {
             missing.retain(|id| !rows.iter().any(|row| row.id == *id));
             for asked in self.ask_page(rows, request, because, &actor).await? {
                 all_taken &= asked.refused.is_none();
+                progress.step();
                 text.push_str(&answer(&asked, request, because));
             }
         }
@@ -320,7 +324,7 @@ fn whole(row: &HeldRow) -> String {
     let fields = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     fields.fold(String::new(), |mut text, (name, value)| {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let _ = writeln!(text, "{name:<16} {}", printable(&value));
+        let _ = writeln!(text, "{name:<16} {}", printable_lines(&value));
         text
     })
 }
@@ -328,7 +332,7 @@ fn whole(row: &HeldRow) -> String {
 /// A key in a table: short, and harmless to a terminal.
 fn shown(key: &[u8]) -> String {
     const MOST: usize = 24;
-    let text = std::str::from_utf8(key).ok().filter(|text| !text.chars().any(char::is_control));
+    let text = std::str::from_utf8(key).ok().filter(|text| text.chars().all(prints));
     let text = text.map_or_else(|| format!("0x{}", hex(key)), str::to_owned);
     if text.chars().count() <= MOST { text } else { text.chars().take(MOST - 1).chain(['…']).collect() }
 }

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{Offset as Place, TopicPartitionList};
@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::cli::actions::Why;
 use crate::config::{Config, KafkaConfig};
+use crate::pipeline::connection::{self, Plain};
 use crate::record::{NextOffset, Offset};
 use crate::store::Store;
 use crate::store::skips::{self, Position};
@@ -197,14 +198,18 @@ async fn logs(kafka: &KafkaConfig) -> anyhow::Result<BTreeMap<i32, Log>> {
 
 /// Blocks the thread. It joins no group.
 fn read_logs(kafka: &KafkaConfig) -> anyhow::Result<BTreeMap<i32, Log>> {
-    let client: BaseConsumer = kafka.kafka_client_config().create()?;
-    let metadata = client.fetch_metadata(Some(&kafka.topic), PATIENCE).context("the broker does not answer; see kafka.brokers")?;
-    let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic).context("the topic does not exist")?;
+    let client: BaseConsumer<Plain> = connection::connect(&kafka.kafka_client_config(), Plain::default())?;
+    let asked = client.fetch_metadata(Some(&kafka.topic), PATIENCE);
+    let metadata =
+        asked.map_err(|error| anyhow!("the broker does not answer; see kafka.brokers: {}", connection::why(&client, &error)))?;
+    let topic = connection::topic(&metadata, &kafka.topic).map_err(|why| anyhow!(why))?;
     let mut wanted = TopicPartitionList::new();
     for partition in topic.partitions() {
         wanted.add_partition(&kafka.topic, partition.id());
     }
-    let committed = client.committed_offsets(wanted, PATIENCE).context("the broker does not tell the group's offsets")?;
+    let committed = client.committed_offsets(wanted, PATIENCE);
+    let committed =
+        committed.map_err(|error| anyhow!("the broker does not tell the group's offsets: {}", connection::why(&client, &error)))?;
     let mut logs = BTreeMap::new();
     for element in committed.elements() {
         let (first, end) = client.fetch_watermarks(&kafka.topic, element.partition(), PATIENCE)?;

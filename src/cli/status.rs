@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 
-use crate::cli::text::{printable, table_of};
+use crate::cli::text::table_of;
 use crate::config::Config;
 use crate::event::id::day_text;
 use crate::overview::{HeldKind, Known, Overview, Row, State, ask_broker};
@@ -20,6 +20,7 @@ use crate::retention::memory::Own;
 use crate::span;
 use crate::status::Snapshot;
 use crate::store::{DbError, Store, overview};
+use crate::text::printable;
 
 /// The words.
 #[derive(Debug, Args)]
@@ -139,7 +140,7 @@ fn cells(row: &Row) -> [String; 10] {
             State::Unowned => "never owned",
         }
         .to_owned(),
-        printable(&row.why.clone().unwrap_or_default()).replace('\n', " "),
+        printable(&row.why.clone().unwrap_or_default().replace('\n', " ")),
     ]
 }
 

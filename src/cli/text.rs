@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use crate::text::printable;
+
 /// Who decides: as was said, or the user of this shell.
 pub fn actor(said: Option<&str>, environment: &[(OsString, OsString)]) -> String {
     let of =
@@ -24,9 +26,9 @@ pub fn table_of<const N: usize>(head: [&str; N], lines: impl Iterator<Item = [St
     text
 }
 
-/// Nothing that a terminal would obey.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect()
+/// Several lines of other people's text.
+pub fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -48,6 +50,6 @@ mod tests {
         let line = |words: [&str; 2]| words.map(str::to_owned);
         let text = table_of(["a", "bb"], [line(["long", "x"]), line(["y", ""])].into_iter());
         assert_eq!(text, "a     bb\nlong  x\ny\n");
-        assert_eq!(printable("\x1b[2J\tname\n"), "\u{fffd}[2J\u{fffd}name\n");
+        assert_eq!(printable_lines("\x1b[2J\tname\nnext\n"), "\u{fffd}[2J\u{fffd}name\nnext\n");
     }
 }

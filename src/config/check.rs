@@ -9,11 +9,13 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use tracing_subscriber::EnvFilter;
+use url::Url;
 
 use super::load::Fault;
-use super::{Assignor, Config, ProviderKind, Secret};
+use super::{Assignor, Config, ProviderKind};
+use crate::log;
 use crate::rotating::Files;
+use crate::spans::BUILT_IN;
 use crate::store::{DatabaseUrl, Encryption};
 use crate::tls::Part;
 
@@ -88,13 +90,30 @@ fn texts(config: &Config, faults: &mut Vec<Fault>) {
         let why = "makes a crash worse with the assignor `broker`: the broker refuses the restarted process until the old one's session has ended";
         push(faults, "kafka.instance_id", why.to_owned());
     }
-    if EnvFilter::try_new(&config.log.level).is_err() {
-        push(faults, "log.level", "must be error, warn, info, debug, trace, or directives such as info,onceward=debug".to_owned());
+    faults.extend(kafka.connection_faults().into_iter().map(|(key, problem)| Fault { key, origin: None, problem }));
+    if let Err(why) = log::filter(&config.log.level) {
+        push(faults, "log.level", why);
     }
-    let token = config.admin.token.as_ref().map(Secret::expose);
-    if token.is_some_and(|token| token.len() < SHORTEST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-        let such = "such as `openssl rand -hex 32` prints";
-        push(faults, "admin.token", format!("must be {SHORTEST_TOKEN} or more printable ASCII characters without blanks, {such}"));
+    if let Some(why) = spans(config.tracing.otlp_endpoint.as_ref(), BUILT_IN) {
+        push(faults, "tracing.otlp_endpoint", why.to_owned());
+    }
+    if let Some(problem) = config.admin.token.as_ref().and_then(|token| admin_token_fault(token.expose())) {
+        push(faults, "admin.token", problem);
+    }
+}
+
+/// What is wrong with a token of the admin port.
+pub(crate) fn admin_token_fault(token: &str) -> Option<String> {
+    let good = token.len() >= SHORTEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    let such = "such as `openssl rand -hex 32` prints";
+    (!good).then(|| format!("must be {SHORTEST_TOKEN} or more printable ASCII characters without blanks, {such}"))
+}
+
+fn spans(endpoint: Option<&Url>, built_in: bool) -> Option<&'static str> {
+    match endpoint {
+        Some(_) if !built_in => Some("needs a program that is built with `--features otlp`; this one was not"),
+        Some(url) if url.query().is_some() || url.fragment().is_some() => Some("must be a base URL: it has a query or a fragment"),
+        _ => None,
     }
 }
 
@@ -271,4 +290,18 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 fn push(faults: &mut Vec<Fault>, key: &str, problem: String) {
     faults.push(Fault { key: key.to_owned(), origin: None, problem });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_need_a_base_url_and_a_build_that_can_export_them() {
+        let url = |text: &str| Some(text.parse::<Url>().expect("a URL"));
+        let (good, bad) = (url("http://collector:4318/otel"), url("http://collector:4318/?x=1"));
+        assert_eq!([spans(None, false), spans(None, true), spans(good.as_ref(), true)], [None; 3]);
+        assert!(spans(good.as_ref(), false).is_some_and(|why| why.contains("--features otlp")));
+        assert!(spans(bad.as_ref(), true).is_some_and(|why| why.contains("query")));
+    }
 }

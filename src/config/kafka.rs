@@ -1,20 +1,29 @@
 //! librdkafka's own options: what may pass, and the client's configuration made from them.
 //!
 //! Invariant: no option that carries the guarantee can be set from outside, under none of its names; ours are put in last and
-//! asserted.
+//! asserted. A secret that stands in a file is read again for every client.
+
+mod connection;
+mod token;
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::{fmt, fs};
 
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
 
+pub use self::connection::Wire;
+pub use self::token::Token;
 use super::secret::REDACTED;
 use super::{Assignor, KafkaConfig};
 
 /// Options of librdkafka by their own names; the refused ones cannot be put in.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct KafkaOptions(BTreeMap<String, String>);
+pub struct KafkaOptions(
+    BTreeMap<String, String>,
+    /// The secrets among them that stand in files: name and file.
+    BTreeMap<String, String>,
+);
 
 impl KafkaOptions {
     /// Adds one option.
@@ -25,16 +34,25 @@ impl KafkaOptions {
         if let Some(reason) = refusal(key, value) {
             return Err(format!("is refused: {reason}"));
         }
-        match ClientConfig::new().set(key, value).create_native_config() {
-            Ok(_) => {
-                self.0.insert(key.to_owned(), value.to_owned());
-                Ok(())
-            }
-            Err(KafkaError::ClientConfig(_, reason, _, _)) => {
-                Err(format!("librdkafka refuses it: {}", without(&reason, key, value)))
-            }
-            Err(other) => Err(format!("librdkafka refuses it: {}", without(&other.to_string(), key, value))),
+        let (key, value, file) = match key.strip_suffix(IN_A_FILE).filter(|key| is_secret(key)) {
+            Some(key) => (key, read(value)?, Some(value)),
+            None => (key, value.to_owned(), None),
+        };
+        let refused = match ClientConfig::new().set(key, &value).create_native_config() {
+            Ok(_) => None,
+            Err(KafkaError::ClientConfig(_, reason, _, _)) => Some(reason),
+            Err(other) => Some(other.to_string()),
+        };
+        if let Some(reason) = refused {
+            return Err(format!("librdkafka refuses it: {}", without(&reason, key, &value)));
         }
+        self.0.insert(key.to_owned(), value);
+        // What is given later counts: the environment after the file.
+        self.1.remove(key);
+        if let Some(file) = file {
+            self.1.insert(key.to_owned(), file.to_owned());
+        }
+        Ok(())
     }
 
     /// The value of an option that was given.
@@ -44,8 +62,19 @@ impl KafkaOptions {
     }
 
     /// The options, passwords redacted.
-    pub(super) fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(key, value)| (key.as_str(), if is_secret(key) { REDACTED } else { value.as_str() }))
+    pub(super) fn shown(&self) -> impl Iterator<Item = (String, &str)> {
+        self.0.iter().map(|(key, value)| match self.1.get(key) {
+            Some(file) => (format!("{key}{IN_A_FILE}"), file.as_str()),
+            None => (key.clone(), if is_secret(key) { REDACTED } else { value.as_str() }),
+        })
+    }
+
+    /// The options as they are now. A file that is gone or empty leaves what was in it when the configuration was read.
+    fn now(&self) -> impl Iterator<Item = (&str, String)> {
+        self.0.iter().map(|(key, value)| {
+            let again = self.1.get(key).and_then(|file| read(file).ok());
+            (key.as_str(), again.unwrap_or_else(|| value.clone()))
+        })
     }
 
     fn given(&self, names: &[&str]) -> bool {
@@ -64,10 +93,11 @@ impl KafkaConfig {
     ///
     /// # Panics
     /// If an option that carries the guarantee has not the value it must have.
+    #[doc(hidden)]
     #[must_use]
     pub fn kafka_client_config(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
-        for (key, value) in &self.options.0 {
+        for (key, value) in self.options.now() {
             client.set(key, value);
         }
         for (names, value) in TUNED {
@@ -89,18 +119,23 @@ impl KafkaConfig {
     }
 
     /// A producer's configuration: the same brokers and connection options, idempotent, acknowledged by all replicas.
+    #[doc(hidden)]
     #[must_use]
     pub fn kafka_producer_config(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
-        for (key, value) in self.options.0.iter().filter(|(key, _)| CONNECTION.iter().any(|prefix| key.starts_with(prefix))) {
+        for (key, value) in self.options.now().filter(|(key, _)| CONNECTION.iter().any(|prefix| key.starts_with(prefix))) {
             client.set(key, value);
         }
-        client.set("client.id", "onceward").set("bootstrap.servers", &self.brokers);
+        for (key, value) in self.connection() {
+            client.set(key, value);
+        }
+        client.set("client.id", "onceward");
         client.set("enable.idempotence", "true").set("acks", "all");
         client
     }
 
     /// The configuration of a client that asks a broker about topics and settings: the same brokers and connection options.
+    #[doc(hidden)]
     #[must_use]
     pub fn kafka_admin_config(&self) -> ClientConfig {
         let mut client = self.kafka_producer_config();
@@ -109,9 +144,22 @@ impl KafkaConfig {
         client
     }
 
+    /// The brokers, and what our keys say of the way to them.
+    fn connection(&self) -> Vec<(&'static str, String)> {
+        let mut ours = vec![("bootstrap.servers", self.brokers.clone())];
+        if self.is_tls() && !self.options.given(&["ssl.ca.location", "ssl.ca.pem"]) {
+            // Our OpenSSL is built in and knows no place of this machine by itself.
+            ours.push(("ssl.ca.location", "probe".to_owned()));
+        }
+        if !self.oauth_token_file.is_empty() {
+            ours.push((TOKEN_FILE, self.oauth_token_file.clone()));
+        }
+        ours
+    }
+
     fn guarantee(&self) -> Vec<(&'static str, String)> {
-        let mut ours = vec![
-            ("bootstrap.servers", self.brokers.clone()),
+        let mut ours = self.connection();
+        ours.extend([
             ("group.id", self.group.clone()),
             ("max.poll.interval.ms", self.max_poll_interval.as_millis().to_string()),
             ("enable.auto.commit", "false".to_owned()),
@@ -120,7 +168,7 @@ impl KafkaConfig {
             ("isolation.level", "read_committed".to_owned()),
             ("enable.partition.eof", "true".to_owned()),
             ("allow.auto.create.topics", "false".to_owned()),
-        ];
+        ]);
         let mut classic = |assignor: &str| {
             ours.push(("group.protocol", "classic".to_owned()));
             ours.push(("partition.assignment.strategy", assignor.to_owned()));
@@ -138,6 +186,12 @@ impl KafkaConfig {
         ours
     }
 }
+
+/// Behind the name of a secret option: the value is the name of a file that holds it.
+const IN_A_FILE: &str = ".file";
+
+/// librdkafka's name for what it hands to whoever fetches a token: to us, the name of the file.
+pub const TOKEN_FILE: &str = "sasl.oauthbearer.config";
 
 /// Our defaults where nothing is given: each option with its second name.
 /// The memory of a stalled consumer is a third of librdkafka's own defaults; the back-off makes it fetch again at once.
@@ -177,6 +231,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["enable.partition.eof"], "it tells a partition that is read to its end from one that is stuck"),
     (&["allow.auto.create.topics"], "a misspelt topic must fail, not come into being"),
     (&["consume.callback.max.messages"], "records are polled, not called back"),
+    (&[TOKEN_FILE, "enable.sasl.oauthbearer.unsecure.jwt"], "use `kafka.oauth_token_file`"),
 ];
 
 /// Why an option may not be given. librdkafka takes a `topic.` in front of the options of a topic, so that is no way around.
@@ -191,9 +246,14 @@ fn refusal(key: &str, value: &str) -> Option<&'static str> {
     REFUSED.iter().find(|(names, _)| names.contains(&name)).map(|(_, reason)| *reason)
 }
 
+fn read(file: &str) -> Result<String, String> {
+    let text = fs::read_to_string(file).map_err(|error| format!("{file} cannot be read: {error}"))?;
+    let secret = text.trim_end_matches(['\r', '\n']);
+    if secret.is_empty() { Err(format!("{file} is empty")) } else { Ok(secret.to_owned()) }
+}
+
 fn is_secret(key: &str) -> bool {
-    const SECRET: [&str; 8] =
-        ["password", "secret", "passphrase", "key.pem", "ssl_key", "token", "sasl.oauthbearer.config", "extensions"];
+    const SECRET: [&str; 7] = ["password", "secret", "passphrase", "key.pem", "ssl_key", "token", "extensions"];
     SECRET.iter().any(|part| key.contains(part))
 }
 
@@ -239,6 +299,7 @@ mod tests {
             ("isolation.level", "read_uncommitted"),
             ("enable.partition.eof", "false"),
             ("allow.auto.create.topics", "true"),
+            ("sasl.oauthbearer.config", "/run/token"),
         ] {
             let mut options = KafkaOptions::default();
             let refused = options.insert(key, value).expect_err(key);
@@ -324,6 +385,41 @@ mod tests {
         assert_eq!(format!("{options:?}"), r#"{"sasl.password": "[redacted]", "sasl.username": "bill"}"#);
         let refused = options.insert("ssl.key.password", "hunter2");
         assert!(!format!("{refused:?}").contains("hunter2"), "{refused:?}");
+    }
+
+    #[test]
+    fn a_secret_in_a_file_is_read_again_for_every_client_and_shown_as_its_file() {
+        let path = std::env::temp_dir().join(format!("onceward-password-{}", uuid::Uuid::now_v7()));
+        let file = path.to_str().expect("text");
+        let mut kafka = kafka();
+        assert!(kafka.options.insert("sasl.password.file", file).is_err_and(|why| why.contains("cannot be read")));
+        fs::write(file, "hunter2\n").expect("a file");
+        kafka.options.insert("sasl.password.file", file).expect("passes");
+        let password = || {
+            [kafka.kafka_client_config(), kafka.kafka_producer_config()]
+                .map(|client| client.get("sasl.password").map(str::to_owned))
+        };
+        assert_eq!(password(), [Some("hunter2".to_owned()), Some("hunter2".to_owned())]);
+        fs::write(file, "hunter3").expect("a file");
+        assert_eq!(password(), [Some("hunter3".to_owned()), Some("hunter3".to_owned())]);
+        fs::write(file, "\n").expect("a file");
+        assert_eq!(password()[0].as_deref(), Some("hunter2"), "as when the configuration was read");
+        assert!(KafkaOptions::default().insert("sasl.password.file", file).is_err_and(|why| why.contains("is empty")));
+        fs::remove_file(file).expect("it goes");
+        assert_eq!(password()[0].as_deref(), Some("hunter2"), "so when there is none");
+        assert_eq!(format!("{:?}", kafka.options), format!("{{\"sasl.password.file\": {file:?}}}"));
+        kafka.options.insert("sasl.password", "hunter4").expect("passes");
+        assert_eq!(format!("{:?}", kafka.options), r#"{"sasl.password": "[redacted]"}"#, "what is given later counts");
+    }
+
+    #[test]
+    fn without_a_list_of_authorities_the_machines_own_is_looked_for() {
+        let mut kafka = kafka();
+        assert_eq!(kafka.kafka_client_config().get("ssl.ca.location"), None);
+        kafka.options.insert("security.protocol", "SASL_SSL").expect("passes");
+        assert_eq!(kafka.kafka_admin_config().get("ssl.ca.location"), Some("probe"));
+        kafka.options.insert("ssl.ca.location", "/etc/authority.pem").expect("passes");
+        assert_eq!(kafka.kafka_client_config().get("ssl.ca.location"), Some("/etc/authority.pem"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::check::{self, Need};
 use super::setting::{Key, Raw};
 use super::{Config, KEYS, SECTIONS};
 use crate::rotating::Files;
+use crate::text::printable;
 
 /// All faults of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,9 +47,21 @@ impl Config {
                 Err(error) => reading.fault("--config", Some(path.display().to_string()), format!("cannot be read: {error}")),
             }
         }
-        reading.environment(environment);
-        reading.faults.extend(check::faults(&reading.config, needs, &reading.faults));
-        if reading.faults.is_empty() { Ok(reading.config) } else { Err(ConfigError { faults: reading.faults }) }
+        reading.end(environment, needs)
+    }
+
+    /// As [`Self::load`], of a file's text under this name.
+    ///
+    /// # Errors
+    /// All faults at once.
+    pub fn read(
+        (name, text): (&str, &str),
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+        needs: &[Need],
+    ) -> Result<Self, ConfigError> {
+        let mut reading = Reading::default();
+        reading.file(name, text);
+        reading.end(environment, needs)
     }
 }
 
@@ -68,6 +81,12 @@ struct Found<'a> {
 }
 
 impl Reading {
+    fn end(mut self, environment: impl IntoIterator<Item = (OsString, OsString)>, needs: &[Need]) -> Result<Config, ConfigError> {
+        self.environment(environment);
+        self.faults.extend(check::faults(&self.config, needs, &self.faults));
+        if self.faults.is_empty() { Ok(self.config) } else { Err(ConfigError { faults: self.faults }) }
+    }
+
     fn file(&mut self, path: &str, text: &str) {
         let table = match text.parse::<toml::Table>() {
             Ok(table) => table,
@@ -219,10 +238,9 @@ impl fmt::Display for ConfigError {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.origin {
-            Some(origin) => write!(f, "{} ({origin}): {}", self.key, self.problem),
-            None => write!(f, "{}: {}", self.key, self.problem),
-        }
+        let origin = self.origin.as_ref().map_or_else(String::new, |origin| format!(" ({origin})"));
+        // A key that is none may be made of anything.
+        f.write_str(&printable(&format!("{}{origin}: {}", self.key, self.problem)))
     }
 }
 

@@ -85,6 +85,7 @@ fn blank(key: &Key) -> String {
 const BLANK: &[(&str, &str)] = &[
     ("kafka.brokers", "\"kafka-1:9092,kafka-2:9092\""),
     ("kafka.instance_id", "\"billing-0\""),
+    ("kafka.oauth_token_file", "\"/run/secrets/kafka-token\""),
     ("kafka.options", "fetch.wait.max.ms = 100"),
     ("database.url", "\"postgres://onceward:password@db:5432/onceward\""),
     ("provider.url", "\"http://payments:8080\""),
@@ -127,8 +128,9 @@ effective values, secrets redacted. This page is made from `src/config.rs`; a te
   `retry.max_age_ms` + margin < the life of the provider's keys.
 - **`[kafka.options]`** passes options to librdkafka by their own names (`ONCEWARD_KAFKA_OPTIONS_FETCH_WAIT_MAX_MS`), but not those
   that carry the guarantee: auto-commit, offset store, offset reset, group, brokers, assignor, group protocol, instance id, session, poll interval,
-  isolation, topic creation. `queued.*` and `fetch.*` may be set: they decide how much memory librdkafka itself holds, beside
-  `pipeline.buffer_bytes`.
+  isolation, topic creation. A secret among them may stand in a file of its own: `sasl.password.file`, `ssl.key.password.file`
+  (`ONCEWARD_KAFKA_OPTIONS_SASL_PASSWORD_FILE`). `queued.*` and `fetch.*` may be set: they decide how much memory librdkafka itself holds,
+  beside `pipeline.buffer_bytes`.
 - Variables that Kubernetes makes for a service called `onceward` (`ONCEWARD_SERVICE_HOST`, `ONCEWARD_PORT…`) are no keys and are
   passed over.
 ";

@@ -40,6 +40,7 @@ impl Secret {
     ///
     /// # Errors
     /// The file cannot be read or is empty.
+    #[doc(hidden)]
     pub fn now(&self, files: &mut Files) -> Result<String, String> {
         match &self.file {
             Some(file) => of_file(file, files),
@@ -57,11 +58,16 @@ impl Secret {
     #[must_use]
     pub fn redacted_url(&self) -> String {
         let Ok(DatabaseUrl { config: parsed, .. }) = DatabaseUrl::parse(&self.text) else { return REDACTED.to_owned() };
+        // A misplaced quotation mark, or both forms in one, makes a name of what follows it: the password, perhaps.
+        let plain = |name: &str| {
+            let is_plain = name.chars().all(|c| c.is_alphanumeric() || "_-.+/@:".contains(c));
+            if is_plain { name.to_owned() } else { REDACTED.to_owned() }
+        };
         let ports = parsed.get_ports();
         let host = |(index, host): (usize, &Host)| {
             let name = match host {
-                Host::Tcp(name) => name.clone(),
-                Host::Unix(path) => path.display().to_string(),
+                Host::Tcp(name) => plain(name),
+                Host::Unix(path) => plain(&path.display().to_string()),
             };
             match ports.get(index).or(ports.first()) {
                 Some(port) => format!("{name}:{port}"),
@@ -70,8 +76,8 @@ impl Secret {
         };
         let hosts = parsed.get_hosts().iter().enumerate().map(host).collect::<Vec<_>>().join(",");
         let password = if parsed.get_password().is_some() { ":***" } else { "" };
-        let user = parsed.get_user().map_or_else(String::new, |user| format!("{user}{password}@"));
-        format!("postgres://{user}{hosts}/{}", parsed.get_dbname().unwrap_or_default())
+        let user = parsed.get_user().map_or_else(String::new, |user| format!("{}{password}@", plain(user)));
+        format!("postgres://{user}{hosts}/{}", plain(parsed.get_dbname().unwrap_or_default()))
     }
 }
 
@@ -113,6 +119,8 @@ mod tests {
             ("postgres://bill:hunter2@db-1", "postgres://bill:***@db-1:5432/"),
             ("postgres://bill@db-1/money", "postgres://bill@db-1:5432/money"),
             ("postgres://bill:hunter2@db-1/money?sslmode=verify-full&sslrootcert=/hunter2", "postgres://bill:***@db-1:5432/money"),
+            ("postgres://bill:x@db-1/money password=hunter2", "postgres://bill:***@db-1:5432/[redacted]"),
+            ("host=db-1 user= password=hunter2", "postgres://[redacted]@db-1/"),
             ("hunter2", "[redacted]"),
             ("postgres://bill:hunter2@db-1/money?x=hunter2", "[redacted]"),
         ] {

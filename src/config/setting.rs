@@ -240,6 +240,41 @@ impl Setting for Duration {
     }
 }
 
+/// A part of a whole, in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ratio(u32);
+
+impl Ratio {
+    /// The whole.
+    pub const ALL: Self = Self(1_000_000);
+
+    /// From 0 to 1.
+    #[must_use]
+    pub fn as_f64(self) -> f64 {
+        f64::from(self.0) / f64::from(Self::ALL.0)
+    }
+}
+
+impl Setting for Ratio {
+    const KIND: &'static str = "number from 0 to 1";
+
+    fn read(raw: &Raw) -> Result<Self, String> {
+        let found = match raw {
+            Raw::Toml(value) => {
+                value.as_float().or_else(|| value.as_integer().and_then(|number| i32::try_from(number).ok()).map(f64::from))
+            }
+            Raw::Word(word) | Raw::Kept(_, word) => word.parse().ok(),
+        };
+        let ratio = found.filter(|ratio| (0.0..=1.0).contains(ratio));
+        let millionths = ratio.map(|ratio| Self((ratio * f64::from(Self::ALL.0)).round() as u32));
+        millionths.ok_or_else(|| format!("must be a {}", Self::KIND))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(format!("{:?}", self.as_f64()))
+    }
+}
+
 /// A time that is not always said.
 impl Setting for Option<Duration> {
     const SUFFIX: &'static str = Duration::SUFFIX;
@@ -359,7 +394,7 @@ impl Setting for KafkaOptions {
     }
 
     fn show(&self) -> Option<String> {
-        let lines: Vec<String> = self.shown().map(|(key, value)| format!("{} = {}", quote(key), quote(value))).collect();
+        let lines: Vec<String> = self.shown().map(|(key, value)| format!("{} = {}", quote(&key), quote(value))).collect();
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 }

@@ -9,14 +9,16 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Datelike, Utc};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use uuid::{Uuid, Variant};
+use uuid::Uuid;
 
+use super::id::version_seven;
 use super::money::{AmountFault, Currency, Money, scaled_integer};
 use super::{AGGREGATE_TYPE, EVENT_TYPE, OrderConfirmed};
 use crate::handler::{HeldReason, Rejection};
+use crate::text::printable;
 
 /// A payload of more bytes is not looked at.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
@@ -246,21 +248,6 @@ fn uuid(raw: &str) -> Result<Uuid, String> {
     parsed.map_err(|_| format!("{} is no UUID ({} characters)", quoted(raw), text.chars().count()))
 }
 
-/// Only ids that begin with their time can be forgotten by age.
-fn version_seven(id: Uuid) -> Result<(), String> {
-    if id.is_nil() {
-        Err("the nil UUID, not one of version 7".to_owned())
-    } else if id.is_max() {
-        Err("the max UUID, not one of version 7".to_owned())
-    } else if id.get_variant() != Variant::RFC4122 {
-        Err("a UUID of another variant, not one of version 7".to_owned())
-    } else if id.get_version_num() != 7 {
-        Err(format!("a UUID of version {}, not of version 7", id.get_version_num()))
-    } else {
-        Ok(())
-    }
-}
-
 fn literal(raw: &str, expected: &str) -> Result<(), String> {
     match string(raw) {
         Some(text) if text == expected => Ok(()),
@@ -269,8 +256,11 @@ fn literal(raw: &str, expected: &str) -> Result<(), String> {
 }
 
 fn instant(raw: &str) -> Result<DateTime<Utc>, String> {
-    let parsed = string(raw).and_then(|text| DateTime::parse_from_rfc3339(&text).ok());
-    parsed.map(|time| time.to_utc()).ok_or_else(|| format!("must be an RFC 3339 time with a zone, not {}", quoted(raw)))
+    let parsed = string(raw).and_then(|text| DateTime::parse_from_rfc3339(&text).ok()).map(|time| time.to_utc());
+    // A zone may lead out of the years that RFC 3339 can write.
+    parsed
+        .filter(|time| (0..=9999).contains(&time.year()))
+        .ok_or_else(|| format!("must be an RFC 3339 time with a zone, not {}", quoted(raw)))
 }
 
 fn positive_integer(raw: &str) -> Result<i64, String> {
@@ -311,14 +301,14 @@ fn string(raw: &str) -> Option<Cow<'_, str>> {
     if inner.as_bytes().contains(&b'\\') { serde_json::from_str(raw).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
 }
 
-/// A value for a message: numbers and strings as they stand (JSON holds no NUL), cut to a bound.
+/// A value for a message: numbers and strings as they stand, as far as they print, cut to a bound.
 fn quoted(raw: &str) -> String {
     match raw.as_bytes().first() {
         Some(b'{') => "an object".to_owned(),
         Some(b'[') => "an array".to_owned(),
         _ => match raw.char_indices().nth(MAX_QUOTED_CHARS) {
-            Some((end, _)) => format!("{}…", &raw[..end]),
-            None => raw.to_owned(),
+            Some((end, _)) => format!("{}…", printable(&raw[..end])),
+            None => printable(raw),
         },
     }
 }

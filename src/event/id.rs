@@ -7,10 +7,28 @@
 use std::time::SystemTime;
 
 use chrono::NaiveDate;
-use uuid::Uuid;
+use uuid::{Uuid, Variant};
 
 /// Milliseconds of a day.
 pub const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+
+/// Whether it is one of version 7: only an id that begins with its time can be forgotten by age.
+///
+/// # Errors
+/// What it is instead, in words.
+pub fn version_seven(id: Uuid) -> Result<(), String> {
+    if id.is_nil() {
+        Err("the nil UUID, not one of version 7".to_owned())
+    } else if id.is_max() {
+        Err("the max UUID, not one of version 7".to_owned())
+    } else if id.get_variant() != Variant::RFC4122 {
+        Err("a UUID of another variant, not one of version 7".to_owned())
+    } else if id.get_version_num() != 7 {
+        Err(format!("a UUID of version {}, not of version 7", id.get_version_num()))
+    } else {
+        Ok(())
+    }
+}
 
 /// When it was made, in milliseconds since 1970.
 #[must_use]

@@ -12,6 +12,7 @@ mod field;
 mod outcome;
 mod watch;
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use super::demo::mischief;
 use super::interrupt;
 use crate::audit::grouped;
 use crate::produce::Source;
+use crate::progress::Progress;
 use conductor::Conductor;
 use field::Field;
 use outcome::Outcome;
@@ -109,7 +111,8 @@ pub fn run(args: &Args) -> Result<bool> {
 
 fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
     let started = Instant::now();
-    let say = |line: String| eprintln!("{:6.1} s  {line}", started.elapsed().as_secs_f32());
+    let progress = RefCell::new(Progress::begin(false, "", 0, None));
+    let say = |line: String| progress.borrow_mut().say(&format!("{:6.1} s  {line}", started.elapsed().as_secs_f32()));
     let tell = |news: Vec<String>| news.into_iter().for_each(&say);
     field.produce(Source::File(field.file("poison", &mischief::poison())?))?;
     field.engines.start_all()?;
@@ -130,8 +133,11 @@ fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
         tell(watch.look(field)?);
         Ok(watch.partitions() == usize::try_from(field::PARTITIONS)?)
     })?;
-    let faults_end = Instant::now() + Duration::from_secs(args.duration);
+    let faults_begin = Instant::now();
+    let faults_end = faults_begin + Duration::from_secs(args.duration);
+    progress.replace(Progress::begin(true, "making faults", 0, Some(args.duration)));
     while Instant::now() < faults_end {
+        progress.borrow_mut().at(faults_begin.elapsed().as_secs());
         ensure!(!interrupt::has_come(), "interrupted");
         if let Some(told) = conductor.make_a_fault(field)? {
             say(told);
@@ -141,6 +147,7 @@ fn play(args: &Args, field: &mut Field) -> Result<Outcome> {
         std::thread::sleep(TICK);
     }
 
+    progress.replace(Progress::begin(false, "", 0, None));
     conductor.undo_everything(field)?;
     say("no more faults; everything may settle".to_owned());
     let delivered = load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

@@ -3,7 +3,10 @@
 //! In: a folder of jars. Out: its address. It owns one Java process and the folder it works in; both are gone when it is dropped, and
 //! the process with us should we die.
 //!
-//! Invariant: it listens on the loopback interface only. As most brokers do, it makes a topic that a client names, if that client allows it.
+//! Invariant: it listens on the loopback interface only. As most brokers do, a plain one asks nobody who they are, and makes a topic that a
+//! client names, if that client allows it.
+
+mod secured;
 
 use std::fs::{self, File};
 use std::io;
@@ -14,6 +17,8 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseProducer, Producer as _};
 
+use self::secured::Doors;
+pub use self::secured::Secured;
 use super::process::{self, Signal, TempFolder};
 
 /// Why there is no broker.
@@ -45,6 +50,7 @@ pub enum KafkaError {
 #[derive(Debug)]
 pub struct Kafka {
     port: u16,
+    doors: Option<Doors>,
     jars: PathBuf,
     server: Child,
     folder: TempFolder,
@@ -64,28 +70,48 @@ impl Kafka {
     /// # Errors
     /// See [`KafkaError`].
     pub fn start(jars: &Path) -> Result<Self, KafkaError> {
+        Self::start_with(jars, None)
+    }
+
+    /// The same, with two more listeners, and an authorizer behind both.
+    ///
+    /// # Errors
+    /// See [`KafkaError`].
+    pub fn start_secured(jars: &Path, secured: &Secured) -> Result<Self, KafkaError> {
+        Self::start_with(jars, Some(secured))
+    }
+
+    fn start_with(jars: &Path, secured: Option<&Secured>) -> Result<Self, KafkaError> {
         // Another program may take a port between the look and the start; then other ports are tried.
         let mut tries = 5;
         loop {
             tries -= 1;
-            match Self::start_once(jars) {
+            match Self::start_once(jars, secured) {
                 Err(KafkaError::PortTaken) if tries > 0 => {}
                 other => return other,
             }
         }
     }
 
-    fn start_once(jars: &Path) -> Result<Self, KafkaError> {
+    fn start_once(jars: &Path, secured: Option<&Secured>) -> Result<Self, KafkaError> {
         let folder = TempFolder::new("kafka").map_err(|e| KafkaError::Io("making a folder", e))?;
-        let port = process::free_port().map_err(|e| KafkaError::Io("looking for a port", e))?;
-        let controller = process::free_port().map_err(|e| KafkaError::Io("looking for a port", e))?;
+        let free_port = || process::free_port().map_err(|e| KafkaError::Io("looking for a port", e));
+        let (port, controller) = (free_port()?, free_port()?);
+        let mut settings = settings(port, controller, folder.path());
+        let mut doors = None;
+        if let Some(secured) = secured {
+            let ports = Doors { sasl: free_port()?, mutual: free_port()? };
+            let more = secured.settings(ports, port, controller, folder.path());
+            settings += &more.map_err(|e| KafkaError::Io("writing certificates", e))?;
+            doors = Some(ports);
+        }
         let properties = folder.path().join("server.properties");
-        fs::write(&properties, settings(port, controller, folder.path()))
-            .map_err(|e| KafkaError::Io("writing the properties", e))?;
+        fs::write(&properties, settings).map_err(|e| KafkaError::Io("writing the properties", e))?;
 
         let program = "kafka.tools.StorageTool";
         let mut format = java(jars, folder.path())?;
         format.args([program, "format", "-t", "b25jZXdhcmQtdGVzdHM0Mg", "-c"]).arg(&properties);
+        format.args(secured.map(Secured::credentials).unwrap_or_default());
         let mut format = process::spawn(format, Signal::Kill).map_err(|e| KafkaError::Io("starting java", e))?;
         if !format.wait().map_err(|e| KafkaError::Io("waiting for java", e))?.success() {
             return Err(failed(program, folder.path()));
@@ -94,7 +120,7 @@ impl Kafka {
         let mut server = java(jars, folder.path())?;
         server.arg("kafka.Kafka").arg(&properties);
         let server = process::spawn(server, Signal::Kill).map_err(|e| KafkaError::Io("starting java", e))?;
-        let mut kafka = Self { port, jars: jars.to_owned(), server, folder };
+        let mut kafka = Self { port, doors, jars: jars.to_owned(), server, folder };
         kafka.wait_until_it_answers()?;
         Ok(kafka)
     }
@@ -103,6 +129,18 @@ impl Kafka {
     #[must_use]
     pub fn bootstrap_servers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Where a secured one asks for TLS, and for a name by SASL.
+    #[must_use]
+    pub fn sasl_servers(&self) -> Option<String> {
+        self.doors.map(|doors| format!("127.0.0.1:{}", doors.sasl))
+    }
+
+    /// Where a secured one asks for TLS with a certificate on both sides.
+    #[must_use]
+    pub fn mutual_servers(&self) -> Option<String> {
+        self.doors.map(|doors| format!("127.0.0.1:{}", doors.mutual))
     }
 
     /// The jars it runs from: Kafka's own command-line clients are among them.

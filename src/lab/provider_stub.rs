@@ -174,6 +174,13 @@ impl ProviderStub {
         self.shared.state().journal.clone()
     }
 
+    /// `traceparent` and `tracestate` of every post for this key, in the order of the journal.
+    #[must_use]
+    pub fn traces(&self, key: &str) -> Vec<(Option<String>, Option<String>)> {
+        let state = self.shared.state();
+        state.journal.iter().zip(&state.traces).filter(|(posted, _)| *posted == key).map(|(_, trace)| trace.clone()).collect()
+    }
+
     /// The counters.
     #[must_use]
     pub fn calls(&self) -> Calls {

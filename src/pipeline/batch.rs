@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use uuid::Uuid;
 
 use crate::event::Money;
-use crate::event::id::{unix_ms, unix_ms_of};
+use crate::event::id::{unix_ms, unix_ms_of, version_seven};
 use crate::handler::{Claimed, Event, EventDigest, Handler, HeldReason, Outcome, Rejection, Trace};
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::window::Buffered;
@@ -440,11 +440,16 @@ pub(super) fn is_future(id: Uuid, now: SystemTime, skew: Duration) -> bool {
     unix_ms(id) > unix_ms_of(now + skew)
 }
 
-/// Decodes under a guard: a panic is this record's fault and nobody else's.
+/// Decodes under a guard: a panic is this record's fault and nobody else's. No handler can let an id pass that cannot be forgotten by age.
 pub(super) fn decode_guarded<H: Handler>(handler: &H, record: &Record) -> Result<H::Event, Rejection> {
-    catch_unwind(AssertUnwindSafe(|| handler.decode(record))).unwrap_or_else(|_| {
+    let decoded = catch_unwind(AssertUnwindSafe(|| handler.decode(record))).unwrap_or_else(|_| {
         Err(Rejection { reason: HeldReason::Undecodable, error: "decoding this record panicked".to_owned(), event_id: None })
-    })
+    })?;
+    let id = decoded.id();
+    match version_seven(id) {
+        Ok(()) => Ok(decoded),
+        Err(fault) => Err(Rejection { reason: HeldReason::Invalid, error: format!("its id is {fault}"), event_id: Some(id) }),
+    }
 }
 
 fn repeat_of(first: usize, first_digest: Option<EventDigest>, digest: EventDigest) -> Fate {
@@ -518,7 +523,7 @@ mod tests {
         }
     }
 
-    /// A payload is the id's last byte and the content; an empty one panics.
+    /// A payload is the id's last byte and the content; an empty one panics, and from a nought it makes an id that is of no version.
     struct Tells;
 
     impl Handler for Tells {
@@ -527,7 +532,8 @@ mod tests {
 
         fn decode(&self, record: &Record) -> Result<Told, Rejection> {
             let payload = record.payload.as_deref().unwrap_or_default();
-            Ok(Told { id: id(payload[0]), content: payload[1] })
+            let id = if payload[0] == 0 { Uuid::nil() } else { id(payload[0]) };
+            Ok(Told { id, content: payload[1] })
         }
 
         async fn apply(&self, _: &mut Session, _: &BatchContext<()>, _: &[Claimed<Told>]) -> Result<Vec<Outcome>, DbError> {
@@ -611,6 +617,21 @@ mod tests {
         batch.conclude(vec![Outcome::Applied, Outcome::Applied], &RETRY);
         assert_eq!(batch.counts(), Counts { applied: 2, held: 1, ..Counts::default() });
         assert_eq!(batch.held()[0].reason, HeldReason::Undecodable);
+    }
+
+    // R-KFK-IDEM-1
+    #[test]
+    fn an_id_that_is_not_of_version_7_is_held_whatever_the_handler_says() {
+        let window = window(&[&[1, 1], &[0, 1], &[2, 1]]);
+        let mut batch = decoded(&window);
+        assert_eq!(batch.claims().len(), 2);
+        assert_eq!(batch.take_claimed(&Doubt::default()).len(), 2);
+        batch.conclude(vec![Outcome::Applied, Outcome::Applied], &RETRY);
+        let held = batch.held();
+        assert_eq!(
+            (held.len(), held[0].reason, held[0].error),
+            (1, HeldReason::Invalid, "its id is the nil UUID, not one of version 7")
+        );
     }
 
     // CASES D09: which ids are new is told by the ids that came back, never by their places.

@@ -12,6 +12,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{Offset as Place, TopicPartitionList};
 
 use crate::pipeline::client::Client;
+use crate::pipeline::connection;
 use crate::pipeline::rebalance::Rebalances;
 use crate::record::{NextOffset, Offset};
 
@@ -58,8 +59,8 @@ pub(crate) fn all_logs(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Resu
 }
 
 fn partitions(consumer: &BaseConsumer<Rebalances>, topic: &str) -> Result<Vec<i32>, String> {
-    let metadata = consumer.fetch_metadata(Some(topic), BROKER).map_err(|error| error.to_string())?;
-    let known = metadata.topics().iter().find(|known| known.name() == topic).ok_or("the topic does not exist")?;
+    let metadata = consumer.fetch_metadata(Some(topic), BROKER).map_err(|error| connection::plainly(&error))?;
+    let known = connection::topic(&metadata, topic)?;
     Ok(known.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
 }
 
@@ -69,10 +70,12 @@ pub(crate) fn read_logs(
     topic: &str,
     partitions: &[i32],
 ) -> Result<BTreeMap<i32, Log>, String> {
-    let committed =
-        consumer.committed_offsets(list(topic, partitions, Place::Invalid)?, BROKER).map_err(|error| error.to_string())?;
+    let committed = consumer
+        .committed_offsets(list(topic, partitions, Place::Invalid)?, BROKER)
+        .map_err(|error| connection::plainly(&error))?;
     let committed = committed.elements().into_iter().map(|element| {
-        element.error().map_err(|error| format!("committed offset of partition {}: {error}", element.partition()))?;
+        let failed = |error| format!("committed offset of partition {}: {}", element.partition(), connection::plainly(&error));
+        element.error().map_err(failed)?;
         let next = if let Place::Offset(next) = element.offset() { Some(NextOffset(next)) } else { None };
         // The wrapper panics on a text that is not UTF-8; whoever wrote that, we did not.
         let by_us = catch_unwind(AssertUnwindSafe(|| element.metadata() == COMMITTED_BY)).unwrap_or(false);
@@ -98,9 +101,10 @@ fn offsets_at(
     partitions: &[i32],
     place: Place,
 ) -> Result<BTreeMap<i32, i64>, String> {
-    let answer = consumer.offsets_for_times(list(topic, partitions, place)?, BROKER).map_err(|error| error.to_string())?;
+    let answer =
+        consumer.offsets_for_times(list(topic, partitions, place)?, BROKER).map_err(|error| connection::plainly(&error))?;
     let border = answer.elements().into_iter().map(|element| {
-        element.error().map_err(|error| format!("log of partition {}: {error}", element.partition()))?;
+        element.error().map_err(|error| format!("log of partition {}: {}", element.partition(), connection::plainly(&error)))?;
         match element.offset() {
             Place::Offset(offset) => Ok((element.partition(), offset)),
             other => Err(format!("log of partition {}: {other:?}", element.partition())),

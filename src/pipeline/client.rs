@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
-use tracing::debug;
+use tracing::{debug, info};
 
+use crate::pipeline::connection;
 use crate::pipeline::rebalance::Rebalances;
 
 /// How often a client may be replaced within [`WITHIN`]: a fault that comes back at once needs a person.
@@ -37,6 +38,13 @@ pub enum Remedy {
     End,
 }
 
+/// How a client logs in: made anew from files that may be replaced.
+pub struct Login {
+    make: Box<dyn Fn() -> ClientConfig + Send>,
+    password: Option<String>,
+    looked: Instant,
+}
+
 /// When clients were replaced.
 #[derive(Debug, Default)]
 pub struct Replacements(VecDeque<Instant>);
@@ -46,7 +54,7 @@ pub struct Replacements(VecDeque<Instant>);
 /// # Errors
 /// librdkafka refuses the configuration or the topic.
 pub fn connect(config: &ClientConfig, topic: &str) -> KafkaResult<BaseConsumer<Rebalances>> {
-    let consumer: BaseConsumer<Rebalances> = config.create_with_context(Rebalances::default())?;
+    let consumer: BaseConsumer<Rebalances> = connection::connect(config, Rebalances::default())?;
     consumer.subscribe(&[topic])?;
     Ok(consumer)
 }
@@ -85,6 +93,38 @@ impl Client {
     /// From now on shows this one.
     pub fn show(&self, consumer: &Arc<BaseConsumer<Rebalances>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(consumer);
+    }
+}
+
+impl Login {
+    /// From a configuration that is made anew each time.
+    pub fn new(make: impl Fn() -> ClientConfig + Send + 'static) -> Self {
+        Self { make: Box::new(make), password: None, looked: Instant::now() }
+    }
+
+    /// A client as the files are now.
+    ///
+    /// # Errors
+    /// As [`connect`].
+    pub fn connect(&mut self, topic: &str) -> KafkaResult<BaseConsumer<Rebalances>> {
+        let config = (self.make)();
+        self.password = config.get("sasl.password").map(str::to_owned);
+        connect(&config, topic)
+    }
+
+    /// Looks now and then whether the password is another one; then the client uses it from its next connection on.
+    pub fn look_again(&mut self, consumer: &BaseConsumer<Rebalances>) {
+        if self.password.is_none() || self.looked.elapsed() < connection::LOOK_AGAIN {
+            return;
+        }
+        self.looked = Instant::now();
+        let config = (self.make)();
+        let password = config.get("sasl.password").map(str::to_owned);
+        if password != self.password {
+            self.password = password;
+            connection::log_in_as(consumer, &config);
+            info!("the password of Kafka was replaced in its file");
+        }
     }
 }
 

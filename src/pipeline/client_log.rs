@@ -13,6 +13,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tracing::{debug, error, info, warn};
 
 use crate::metrics;
+use crate::pipeline::connection;
+use crate::text::printable;
 
 /// How long an error is left out after it was logged.
 const QUIET: Duration = Duration::from_secs(10);
@@ -31,6 +33,8 @@ struct Seen {
 impl ClientLog {
     /// One of librdkafka's own lines.
     pub fn line(level: RDKafkaLogLevel, facility: &str, line: &str) {
+        // What brokers and other members say may be in it.
+        let line = printable(line);
         match level {
             RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
                 error!(target: "librdkafka", facility, "{line}");
@@ -46,7 +50,8 @@ impl ClientLog {
     pub fn error(&self, error: &KafkaError, reason: &str) {
         metrics::client_error();
         if let Some(left_out) = self.due(error.rdkafka_error_code(), Instant::now()) {
-            warn!(target: "librdkafka", %error, reason, left_out, "Kafka client");
+            let todo = error.rdkafka_error_code().and_then(|code| connection::todo_about(code, reason));
+            warn!(target: "librdkafka", %error, reason, todo, left_out, "Kafka client");
         }
     }
 

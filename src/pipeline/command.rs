@@ -80,6 +80,8 @@ pub enum PollEvent {
     Fatal(String),
     /// The client was beyond repair: another takes its place when its partitions are released.
     Replaced(String),
+    /// The broker does not let us in, or not to everything; the client tries again by itself.
+    Refused(String),
     /// The consumer has left the group and is closed.
     Closed,
 }

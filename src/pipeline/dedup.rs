@@ -32,6 +32,7 @@ use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
 use crate::record::{Epoch, Holds, NextOffset, Offset, RecordDigest, Skips, SourceId};
 use crate::retention::Days;
+use crate::spans::Spans;
 use crate::status::{Duplicates, Status};
 use crate::store::consumed_partitions::Doubt;
 use crate::store::held_events::NewHeld;
@@ -76,6 +77,8 @@ pub struct Engine<H> {
     pub days: Days,
     /// Partitions for people.
     pub status: Status,
+    /// Where spans go.
+    pub spans: Spans,
 }
 
 /// What this owner may have written last into `consumed_partition.next_offset`: two values after an unknown COMMIT.
@@ -385,6 +388,7 @@ async fn run_window<H: Business>(
     perhaps: &mut Option<NextOffset>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     let started = Instant::now();
+    let mut spans = engine.spans.batch(run.partition);
     let discarded = discarded(session, run, window).await.map_err(TransactionError::Begin)?;
     let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew, &discarded);
     batch.hold(&run.holds);
@@ -399,8 +403,10 @@ async fn run_window<H: Business>(
         let claimed;
         (claimed, all_new) = claim(engine, tx, run, this.claiming, floor, &mut batch).await?;
         metrics::stage(metrics::Stage::Claim, claiming.elapsed());
-        let events = batch.take_claimed(&run.doubt);
+        let mut events = batch.take_claimed(&run.doubt);
+        spans.begin(&mut events);
         let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
+        spans.conclude(&outcomes);
         batch.conclude(outcomes, &engine.retry);
 
         let settling = Instant::now();
@@ -432,6 +438,7 @@ async fn run_window<H: Business>(
     let settled = settled.await?;
     metrics::stage(metrics::Stage::Commit, written.elapsed());
     CrashPoint::Committed.passed();
+    spans.committed();
     if let Some(all_new) = all_new {
         run.forms.committed(this.claiming, all_new);
         metrics::claims(this.claiming.into());

@@ -47,6 +47,7 @@ pub(super) async fn run_held<H: Business>(
     days: &mut Vec<Uuid>,
 ) -> Result<Settled, TransactionError<BatchError>> {
     engine.days.ensure(&engine.store, days.iter().copied()).await.map_err(TransactionError::Begin)?;
+    let mut spans = engine.spans.batch(run.partition);
     let (settled, ids, counts) = fenced(engine, session, run, "held", async |tx, floor| {
         let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
         let rows = held_turns::lock_due(tx, run.source, limit, which.requested_only).await?;
@@ -61,8 +62,10 @@ pub(super) async fn run_held<H: Business>(
         let error_of = |error| row_error(error, rows.len(), held_row, this);
         let mut batch = HeldBatch::decode(&engine.handler, &rows, SystemTime::now(), engine.future_skew);
         let claimed = claim(engine, tx, run, floor, &mut batch, days).await?;
-        let events = batch.take_claimed();
+        let mut events = batch.take_claimed();
+        spans.begin(&mut events);
         let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
+        spans.conclude(&outcomes);
         let ids: Vec<Uuid> = events.iter().map(|claimed| claimed.event().id()).collect();
         let (wait, counts) = batch.conclude(outcomes, &engine.retry);
 
@@ -77,6 +80,7 @@ pub(super) async fn run_held<H: Business>(
     })
     .await?;
     CrashPoint::Committed.passed();
+    spans.committed();
     run.answers.forget(ids);
     report(counts);
     Ok(settled)

@@ -24,6 +24,8 @@ use crate::crash::CrashPoint;
 use crate::handler::{Answers, EventDigest, StopFlag};
 use crate::metrics::{self, CallClass};
 use crate::provider::{Answer, Breaker, Client, Found};
+use crate::spans::Spans;
+use crate::trace_context::TraceContext;
 
 /// The mailbox: one message per batch, so this many partitions can wait here before their senders wait.
 const MAILBOX: usize = 16;
@@ -65,6 +67,8 @@ pub struct Charge {
     pub unknown_before: i32,
     /// The provider may have forgotten the key: it is asked first what became of the charge. "There is none" is believed after this time.
     pub find_first: Option<Duration>,
+    /// What the provider is told of the trace that the event belongs to.
+    pub trace: Option<Arc<TraceContext>>,
 }
 
 /// What became of one charge.
@@ -105,10 +109,10 @@ impl Message for ChargeBatch {
 impl PaymentActor {
     /// Starts the actor on a thread of its own, with at most `max_in_flight` calls open at once. Needs a running actix system.
     #[must_use]
-    pub fn start(client: Client, max_in_flight: usize, breaker: Breaker, death: DeathNotice) -> Addr<Self> {
+    pub fn start(client: Client, max_in_flight: usize, breaker: Breaker, spans: Spans, death: DeathNotice) -> Addr<Self> {
         Self::start_in_arbiter(&Arbiter::new().handle(), move |context: &mut Context<Self>| {
             context.set_mailbox_capacity(MAILBOX);
-            Self { desk: Rc::new(Desk::new(client, max_in_flight, breaker)), _death: death }
+            Self { desk: Rc::new(Desk::new(client, max_in_flight, breaker, spans)), _death: death }
         })
     }
 }
@@ -132,13 +136,14 @@ struct Desk {
     client: Client,
     permits: Arc<Semaphore>,
     breaker: Breaker,
+    spans: Spans,
 }
 
 type Permit = Pin<Box<dyn Future<Output = OwnedSemaphorePermit>>>;
 
 impl Desk {
-    fn new(client: Client, max_in_flight: usize, breaker: Breaker) -> Self {
-        Self { client, permits: Arc::new(Semaphore::new(max_in_flight)), breaker }
+    fn new(client: Client, max_in_flight: usize, breaker: Breaker, spans: Spans) -> Self {
+        Self { client, permits: Arc::new(Semaphore::new(max_in_flight)), breaker, spans }
     }
 
     /// One batch, to its end: each permit goes to the startable charge with the lowest offset (a probe to one that has not
@@ -214,7 +219,9 @@ impl Desk {
         };
         // If this call ends in any other way than by its answer, this is what is known.
         batch.answers.keep(event_id, keep(Answer::unknown("the call was cut off on our side".to_owned()), true));
-        let (mut answer, posted) = self.ask(batch, charge, had_unknown).await;
+        let span = self.spans.call(charge.trace.as_ref());
+        let (mut answer, posted) = self.ask(batch, charge, had_unknown, span.trace()).await;
+        span.answered(&answer);
         CrashPoint::Answered.passed();
         metrics::provider_call(call_class(&answer), begun.elapsed());
         if call.heard(&answer, Instant::now()) {
@@ -233,11 +240,11 @@ impl Desk {
     }
 
     /// Posts the charge; if its key may be forgotten, only once it is known that there is none. Out: the answer, and whether it was posted.
-    async fn ask(&self, batch: &ChargeBatch, charge: &Charge, had_unknown: bool) -> (Answer, bool) {
-        let post = |had_unknown| self.client.charge(charge.event_id, charge.body.to_vec(), had_unknown);
+    async fn ask(&self, batch: &ChargeBatch, charge: &Charge, had_unknown: bool, trace: Option<&TraceContext>) -> (Answer, bool) {
+        let post = |had_unknown| self.client.charge(charge.event_id, charge.body.to_vec(), had_unknown, trace);
         let Some(unsettled) = charge.find_first else { return (post(had_unknown).await, true) };
         let later = |why: &str, wait| Answer::InProgress { error: format!("the provider knows no such charge, {why}"), wait };
-        let found = match self.client.find(charge.event_id).await {
+        let found = match self.client.find(charge.event_id, trace).await {
             Found::Charge { charge_id } => Answer::Charged { charge_id },
             Found::Unclear(answer) => answer,
             Found::Nothing if !unsettled.is_zero() => later("but the last attempt was too recently", Some(unsettled)),
@@ -366,7 +373,7 @@ mod tests {
     }
 
     fn desk(stub: &ProviderStub, max_in_flight: usize) -> Desk {
-        Desk::new(client(stub, Duration::from_secs(10)), max_in_flight, Breaker::new(10))
+        Desk::new(client(stub, Duration::from_secs(10)), max_in_flight, Breaker::new(10), Spans::default())
     }
 
     /// One charge per order id, in this order.
@@ -378,6 +385,7 @@ mod tests {
             body: format!(r#"{{"orderId":{order},"amount":10.00,"currency":"EUR"}}"#).into_bytes().into(),
             unknown_before: 0,
             find_first: None,
+            trace: None,
         };
         let far = Duration::from_secs(60);
         ChargeBatch {
@@ -406,7 +414,7 @@ mod tests {
     async fn the_actor_answers_a_batch_on_its_own_thread_in_the_order_of_the_charges() {
         let stub = stub(vec![Rule::for_order(2, Act::declined())]);
         let death = crate::app::Fatal::channel().0.notice("PaymentActor");
-        let payment = PaymentActor::start(client(&stub, Duration::from_secs(10)), 8, Breaker::new(10), death);
+        let payment = PaymentActor::start(client(&stub, Duration::from_secs(10)), 8, Breaker::new(10), Spans::default(), death);
         let batch = batch(&[1, 2, 3, 1]);
         let answers = batch.answers.clone();
         let ids = ids(&batch);

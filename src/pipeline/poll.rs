@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
+use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
-use rdkafka::{ClientConfig, TopicPartitionList};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::app::DeathNotice;
 use crate::metrics::{self, Phase};
-use crate::pipeline::client::{self, Client, Remedy, Replacements};
+use crate::pipeline::client::{self, Client, Login, Remedy, Replacements};
 use crate::pipeline::command::{Command, PollEvent, Route};
 use crate::pipeline::handover::HandOver;
 use crate::pipeline::native::{cached_log_end, own};
@@ -44,8 +44,8 @@ pub struct PollThread {
     /// First, so that a panic is told before the consumer is dropped, which waits for an answer that nobody gives any more.
     _death: DeathNotice,
     consumer: Arc<BaseConsumer<Rebalances>>,
-    /// To make another client of, should this one meet a fatal error.
-    config: ClientConfig,
+    /// To make another client with, should this one meet a fatal error.
+    login: Login,
     client: Client,
     replacements: Replacements,
     /// The client is beyond repair, and its partitions are being released.
@@ -75,7 +75,7 @@ impl PollThread {
     /// # Panics
     /// When the operating system refuses a thread.
     pub fn start(
-        config: ClientConfig,
+        mut login: Login,
         topic: String,
         buffer: Buffer,
         status: Status,
@@ -83,12 +83,12 @@ impl PollThread {
         events: mpsc::UnboundedSender<PollEvent>,
         death: DeathNotice,
     ) -> KafkaResult<Client> {
-        let consumer = Arc::new(client::connect(&config, &topic)?);
+        let consumer = Arc::new(login.connect(&topic)?);
         let client = Client::new(&consumer);
         let thread = Self {
             _death: death,
             consumer,
-            config,
+            login,
             client: client.clone(),
             replacements: Replacements::default(),
             is_lost: false,
@@ -123,7 +123,9 @@ impl PollThread {
                 self.report_rebalances();
                 self.answer_probes();
                 self.read_watermarks();
+                self.tell_refusal();
             }
+            self.login.look_again(&self.consumer);
         }
         self.close();
     }
@@ -239,6 +241,13 @@ impl PollThread {
         }
     }
 
+    /// Without a word of it a member that may not join would look like one that waits.
+    fn tell_refusal(&self) {
+        if let Some(reason) = self.consumer.context().take_refusal() {
+            self.tell(PollEvent::Refused(reason));
+        }
+    }
+
     fn report_rebalances(&mut self) {
         for rebalance in self.consumer.context().take() {
             // Of a client that is beyond repair all partitions are on their way out already.
@@ -290,7 +299,7 @@ impl PollThread {
         self.is_lost = false;
         self.pressure = Pressure::new(self.buffer_limit);
         self.paused.clear();
-        match client::connect(&self.config, &self.topic) {
+        match self.login.connect(&self.topic) {
             Ok(consumer) => {
                 let next = Arc::new(consumer);
                 self.client.show(&next);
@@ -411,6 +420,7 @@ fn closed() -> Receiver<Command> {
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::ClientConfig;
     use rdkafka::bindings::{rd_kafka_resp_err_t, rd_kafka_test_fatal_error};
     use rdkafka::mocking::MockCluster;
 
@@ -436,7 +446,15 @@ mod tests {
             let buffer = Buffer::new(1 << 20, commands.clone());
             let (fatal, _) = Fatal::channel();
             let death = fatal.notice("poll thread");
-            let client = PollThread::start(config, TOPIC.to_owned(), buffer, Status::default(), obeyed, told, death);
+            let client = PollThread::start(
+                Login::new(move || config.clone()),
+                TOPIC.to_owned(),
+                buffer,
+                Status::default(),
+                obeyed,
+                told,
+                death,
+            );
             Self { client: client.expect("a client"), commands, events }
         }
 

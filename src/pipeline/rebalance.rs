@@ -7,10 +7,12 @@
 //! Invariant: each assign and each revoke is answered once. When the consumer closes, the callback answers itself, or closing would
 //! wait for ever.
 
+use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rdkafka::bindings::rd_kafka_resp_err_t as Code;
+use rdkafka::client::OAuthToken;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -18,6 +20,7 @@ use rdkafka::{ClientContext, TopicPartitionList};
 use tracing::error;
 
 use crate::pipeline::client_log::ClientLog;
+use crate::pipeline::connection;
 
 /// One thing librdkafka asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +41,7 @@ pub enum Rebalance {
 pub struct Rebalances {
     asked: Mutex<Vec<Rebalance>>,
     closing: AtomicBool,
+    refused: Mutex<Option<String>>,
     log: ClientLog,
 }
 
@@ -45,6 +49,11 @@ impl Rebalances {
     /// What was asked since the last call, in order.
     pub fn take(&self) -> Vec<Rebalance> {
         std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What the broker has refused since the last call, with what to do.
+    pub fn take_refusal(&self) -> Option<String> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// From now on the callback unassigns by itself.
@@ -58,6 +67,12 @@ impl Rebalances {
 }
 
 impl ClientContext for Rebalances {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, file: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        connection::renew(file)
+    }
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         ClientLog::line(level, facility, line);
     }
@@ -66,6 +81,9 @@ impl ClientContext for Rebalances {
         // Asked for, and the poll thread hears of it too.
         if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
             self.log.error(&error, reason);
+            if let Some(todo) = error.rdkafka_error_code().and_then(|code| connection::todo_about(code, reason)) {
+                *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{reason}: {todo}"));
+            }
         }
     }
 }

@@ -9,14 +9,15 @@
 
 use std::time::Duration;
 
-use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use tracing::{info, warn};
 
+use crate::config::KafkaConfig;
 use crate::crash::CrashPoint;
 use crate::metrics;
+use crate::pipeline::connection::{self, Plain};
 use crate::store::dead_letters::{self, DeadLetter};
 use crate::store::{DbError, Store};
 
@@ -31,16 +32,12 @@ const MOST_BYTES: i64 = 4 << 20;
 pub struct Relay {
     /// Where the rows are.
     pub store: Store,
-    /// The brokers, and how to connect to them.
-    pub client: ClientConfig,
-    /// The source topic.
-    pub topic: String,
-    /// The consumer group.
-    pub group: String,
+    /// The brokers and how to connect to them, the source topic, the consumer group.
+    pub kafka: KafkaConfig,
     /// Who we are, in `consumed_partition.owner`.
     pub owner: String,
     /// Made when there is something to write.
-    pub producer: Option<FutureProducer>,
+    pub(crate) producer: Option<FutureProducer<Plain>>,
 }
 
 /// Why a dead letter is not in its topic yet.
@@ -75,20 +72,29 @@ impl Relay {
                 Err(error) => {
                     // The database's absence is told elsewhere.
                     metrics::dead_letters(metrics::Delivery::Failed, usize::from(matches!(error, RelayError::Kafka(_))));
+                    let refused = self.refused(&error);
                     if !std::mem::replace(&mut failing, true) {
-                        let topic = Self::dead_letter_topic(&self.topic);
-                        warn!(topic, %error, "a dead letter is not written yet; its event stays parked");
+                        let topic = Self::dead_letter_topic(&self.kafka.topic);
+                        warn!(topic, %error, refused, "a dead letter is not written yet; its event stays parked");
                     }
                 }
             }
         }
     }
 
+    /// What the broker has against us, if that is why. The next producer is another one, made of what the files of secrets hold then.
+    fn refused(&mut self, error: &RelayError) -> Option<String> {
+        let RelayError::Kafka(error) = error else { return None };
+        let producer = self.producer.take()?;
+        Some(connection::why(&producer, error)).filter(|why| *why != error.to_string())
+    }
+
     /// Everything that is parked and not written.
     async fn relay_all(&mut self) -> Result<(), RelayError> {
         loop {
             let mut session = self.store.control.get().await.map_err(DbError::from)?;
-            let mut letters = dead_letters::find(&mut session, &self.group, &self.topic, &self.owner, MOST_BYTES).await?;
+            let mut letters =
+                dead_letters::find(&mut session, &self.kafka.group, &self.kafka.topic, &self.owner, MOST_BYTES).await?;
             drop(session);
             if letters.is_empty() {
                 return Ok(());
@@ -115,14 +121,14 @@ impl Relay {
 
     /// One record, cut until the broker takes it.
     async fn write(&mut self, letter: &DeadLetter) -> Result<(), KafkaError> {
-        let topic = Self::dead_letter_topic(&self.topic);
+        let topic = Self::dead_letter_topic(&self.kafka.topic);
         let producer = match &self.producer {
             Some(producer) => producer.clone(),
             None => self.producer.insert(self.make_producer()?).clone(),
         };
         let mut room = usize::MAX;
         loop {
-            let copy = Letter::of(letter, &self.topic, &self.group, room);
+            let copy = Letter::of(letter, &self.kafka.topic, &self.kafka.group, room);
             let mut record = FutureRecord::<[u8], [u8]>::to(&topic).headers(copy.headers);
             (record.key, record.payload) = (copy.key, copy.payload);
             match producer.send(record, DELIVERY).await {
@@ -135,8 +141,8 @@ impl Relay {
         }
     }
 
-    fn make_producer(&self) -> Result<FutureProducer, KafkaError> {
-        let mut client = self.client.clone();
+    fn make_producer(&self) -> Result<FutureProducer<Plain>, KafkaError> {
+        let mut client = self.kafka.kafka_producer_config();
         client
             .set("acks", "all")
             .set("enable.idempotence", "false") // twice is allowed; refused for its size, one must not stop the next
@@ -145,7 +151,7 @@ impl Relay {
             .set("queue.buffering.max.kbytes", "16384")
             .set("message.max.bytes", "1000000000") // how much is too much, the broker says
             .set("message.timeout.ms", DELIVERY.as_millis().to_string());
-        client.create()
+        connection::connect(&client, Plain::default())
     }
 }
 

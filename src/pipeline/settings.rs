@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
-use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
+use super::connection::{self, Plain};
 use super::native;
 use crate::config::KafkaConfig;
 
@@ -23,23 +22,25 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks for settings. Every question blocks its thread, which must be one of a runtime.
 pub(crate) struct Admin {
-    client: AdminClient<DefaultClientContext>,
+    client: AdminClient<Plain>,
     /// The cluster has named one that answers for it.
     controlled: bool,
-    /// How many partitions the topic has; 0 while it is not there.
-    pub partitions: usize,
+    /// How many partitions the topic has, or why that is not known.
+    pub partitions: Result<usize, String>,
 }
 
 impl Admin {
     /// # Errors
     /// In words: no broker answers.
     pub fn connect(kafka: &KafkaConfig) -> Result<Self, String> {
-        let client: AdminClient<_> = kafka.kafka_admin_config().create().map_err(|error| error.to_string())?;
-        let metadata = client.inner().fetch_metadata(Some(&kafka.topic), PATIENCE).map_err(|error| error.to_string())?;
+        let client: AdminClient<_> =
+            connection::connect(&kafka.kafka_admin_config(), Plain::default()).map_err(|error| error.to_string())?;
+        let metadata = client.inner().fetch_metadata(Some(&kafka.topic), PATIENCE);
+        let metadata = metadata.map_err(|error| connection::why(&client, &error))?;
         let controller = native::controller(client.inner());
         let controlled = metadata.brokers().iter().any(|broker| Some(broker.id()) == controller);
-        let topic = metadata.topics().iter().find(|topic| topic.name() == kafka.topic);
-        Ok(Self { partitions: topic.map_or(0, |topic| topic.partitions().len()), client, controlled })
+        let partitions = connection::topic(&metadata, &kafka.topic).map(|topic| topic.partitions().len());
+        Ok(Self { partitions, client, controlled })
     }
 
     /// Of a topic, the broker's defaults among them.
@@ -65,8 +66,14 @@ impl Admin {
         }
         let options = AdminOptions::new().request_timeout(Some(PATIENCE));
         let described = tokio::runtime::Handle::current().block_on(self.client.describe_configs([&resource], &options));
-        let resource = described.map_err(|error| in_words(&error))?.into_iter().next().unwrap_or(Err(RDKafkaErrorCode::NoEnt));
-        let resource = resource.map_err(|code| in_words(&KafkaError::AdminOp(code)))?;
+        let resource = described.map_err(|error| error.to_string())?.into_iter().next().unwrap_or(Err(RDKafkaErrorCode::NoEnt));
+        let resource = resource.map_err(|code| code.to_string())?;
+        // The wrapper leaves out why.
+        if resource.entries.is_empty() {
+            return Err(
+                "the broker keeps its settings to itself: our principal needs DescribeConfigs on it (ops/acls.sh)".to_owned()
+            );
+        }
         Ok(resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?))).collect())
     }
 }
@@ -77,14 +84,4 @@ impl Admin {
 /// It is not told.
 pub(crate) fn value<'a>(settings: &'a Settings, name: &str) -> Result<&'a str, String> {
     settings.get(name).map(String::as_str).ok_or_else(|| format!("the broker does not tell {name}"))
-}
-
-fn in_words(error: &KafkaError) -> String {
-    match error {
-        KafkaError::AdminOp(code @ (RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed)) => {
-            format!("{code}: our principal needs DescribeConfigs on it")
-        }
-        KafkaError::AdminOp(code) => code.to_string(),
-        other => other.to_string(),
-    }
 }

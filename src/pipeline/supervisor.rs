@@ -429,6 +429,11 @@ impl<H: Business> StreamHandler<PollEvent> for Supervisor<H> {
                 metrics::client_replaced();
                 self.wiring.readiness.clear(Readiness::ASSIGNMENT, reason);
             }
+            // Later the partitions themselves tell how they are.
+            PollEvent::Refused(reason) if self.partitions.partitions().is_empty() => {
+                self.wiring.readiness.clear(Readiness::ASSIGNMENT, reason);
+            }
+            PollEvent::Refused(_) => {}
             PollEvent::Closed => {
                 for closed in self.closed.drain(..) {
                     let _ = closed.send(());

@@ -20,14 +20,20 @@
 //!
 //! A refusal (400, 402, 422) after an unknown answer proves nothing, unless the provider replays stored answers: it stays unknown.
 //! A refusal in HTML comes from something that stands in front of the provider: unknown.
+//!
+//! What is said of the provider as a whole (it may open the breaker, and then stands in the log and on the open part of the admin port) has
+//! the status, type and code in it and not the message: that one may quote the token or what was sent. A message stays with its event.
 
+use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use reqwest::StatusCode;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::profile::Profile;
+use crate::text::prints;
 
 /// What one call told us.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +139,8 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_CHARGE_ID: usize = 255;
 /// How much of the provider's words is kept, in characters.
 const LONGEST_ERROR: usize = 300;
+/// A longer type or code is none.
+const LONGEST_CODE: usize = 64;
 
 impl Answer {
     /// Classifies a whole answer. `had_unknown` = an earlier answer for this event was unknown.
@@ -140,11 +148,11 @@ impl Answer {
     pub fn classify(reply: Reply<'_>, had_unknown: bool, profile: &Profile, now: SystemTime) -> Self {
         let status = reply.status.as_u16();
         let wait = retry_after(reply.headers, profile.retry_after_cap, now);
-        let error = || reply.error();
+        let (error, status_and_code) = (|| reply.error(), || reply.status_and_code());
         let unknown = |error| Self::Unknown { error, wait, served: false };
         let proven = |refused: Self| {
             if reply.is_html() {
-                unknown(format!("{}; it is not the provider who says so", error()))
+                unknown(format!("{}; it is not the provider who says so", status_and_code()))
             } else if had_unknown && !profile.replays_stored_answers {
                 let error = format!("{}; an earlier answer was unknown, so this proves nothing", error());
                 Self::Unknown { error, wait, served: true }
@@ -157,15 +165,17 @@ impl Answer {
                 Some(charge_id) => Self::Charged { charge_id },
                 None => unknown(format!("HTTP {status} without a charge in the body")),
             },
-            300..=399 => Self::Configuration { error: error(), redirect: true, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
+            300..=399 => Self::Configuration { error: status_and_code(), redirect: true, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
             400 | 409 | 422 if reply.is_mismatch(profile) => Self::Mismatch { error: error() },
             400 | 422 => proven(Self::Rejected { error: error() }),
-            401 | 403 | 404 => Self::Configuration { error: error(), redirect: false, wait: wait.unwrap_or(CONFIGURATION_WAIT) },
+            401 | 403 | 404 => {
+                Self::Configuration { error: status_and_code(), redirect: false, wait: wait.unwrap_or(CONFIGURATION_WAIT) }
+            }
             402 => proven(Self::Declined { error: error() }),
             409 => Self::InProgress { error: error(), wait },
             429 => Self::TooMany { wait: wait.unwrap_or(DEFAULT_WAIT) },
-            503 => Self::Unavailable { error: error(), wait: wait.unwrap_or(DEFAULT_WAIT) },
-            _ => unknown(error()),
+            503 => Self::Unavailable { error: status_and_code(), wait: wait.unwrap_or(DEFAULT_WAIT) },
+            _ => unknown(status_and_code()),
         }
     }
 
@@ -270,7 +280,7 @@ impl Found {
             _ => Self::Unclear(match Answer::classify(reply, true, profile, now) {
                 // A question is not refused for what it would do.
                 Answer::Charged { .. } | Answer::Declined { .. } | Answer::Rejected { .. } | Answer::Mismatch { .. } => {
-                    Answer::unknown(reply.error())
+                    Answer::unknown(reply.status_and_code())
                 }
                 other => other,
             }),
@@ -278,21 +288,28 @@ impl Found {
     }
 }
 
+/// `None`: it is no object, or not this one. An array is none, though it could be read as the fields in their order.
+fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+    let is_object = json.trim_ascii_start().starts_with(b"{");
+    is_object.then(|| serde_json::from_slice(json).ok()).flatten()
+}
+
 /// The charges in an answer: one object, or a list in `data`.
 fn listed(body: &[u8]) -> Option<Vec<Charge>> {
     #[derive(Deserialize)]
-    struct List {
-        data: Vec<Charge>,
+    struct List<'a> {
+        #[serde(borrow)]
+        data: Vec<&'a RawValue>,
     }
-    let list = serde_json::from_slice::<List>(body).map(|list| list.data);
-    list.or_else(|_| serde_json::from_slice(body).map(|charge| vec![charge])).ok()
+    let list = object::<List<'_>>(body).and_then(|list| list.data.iter().map(|charge| object(charge.get().as_bytes())).collect());
+    list.or_else(|| object(body).map(|charge| vec![charge]))
 }
 
 /// The part of an error body that is understood: `{"error": {"type", "code", "message"}}`.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ErrorBody {
-    error: ErrorFields,
+#[derive(Deserialize)]
+struct ErrorBody<'a> {
+    #[serde(borrow)]
+    error: &'a RawValue,
 }
 
 #[derive(Default, Deserialize)]
@@ -315,22 +332,36 @@ impl Reply<'_> {
     }
 
     fn error_fields(&self) -> ErrorFields {
-        serde_json::from_slice::<ErrorBody>(self.body).unwrap_or_default().error
+        let error = object::<ErrorBody<'_>>(self.body).and_then(|body| object(body.error.get().as_bytes()));
+        error.unwrap_or_default()
     }
 
-    /// The status and what of the provider's words is understood; nothing else of the body is repeated.
-    fn error(&self) -> String {
-        let ErrorFields { r#type, code, message } = self.error_fields();
-        let words = [r#type, code, message].into_iter().flatten();
-        let text = words.fold(format!("HTTP {}", self.status.as_u16()), |text, word| format!("{text}: {word}"));
-        text.chars().filter(|c| !c.is_control()).take(LONGEST_ERROR).collect()
+    /// The status, and type and code where they are such: a word for a machine.
+    fn status_and_code(&self) -> String {
+        let ErrorFields { r#type, code, message: _ } = self.error_fields();
+        let words = [r#type, code].into_iter().flatten().filter(|word| is_code(word));
+        words.fold(format!("HTTP {}", self.status.as_u16()), |text, word| format!("{text}: {word}"))
     }
+
+    /// The same with the message; nothing else of the body is repeated.
+    fn error(&self) -> String {
+        let mut text = self.status_and_code();
+        if let Some(message) = self.error_fields().message {
+            let _ = write!(text, ": {message}");
+        }
+        text.chars().filter(|c| prints(*c)).take(LONGEST_ERROR).collect()
+    }
+}
+
+fn is_code(word: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    !word.is_empty() && word.len() <= LONGEST_CODE && word.bytes().all(is_part)
 }
 
 /// The charge's id, if the body is a charge: an object whose `id` is a text that can be stored, and whose `status`, if it has one, says
 /// that the money moves.
 fn charge_id(body: &[u8], profile: &Profile) -> Option<String> {
-    serde_json::from_slice::<Charge>(body).ok()?.made(profile)
+    object::<Charge>(body)?.made(profile)
 }
 
 /// The part of a charge that is understood.
@@ -346,7 +377,7 @@ struct Charge {
 impl Charge {
     /// Its id, if the money moves and the id can be stored.
     fn made(&self, profile: &Profile) -> Option<String> {
-        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && !self.id.contains(char::is_control);
+        let storable = !self.id.is_empty() && self.id.len() <= LONGEST_CHARGE_ID && self.id.chars().all(prints);
         let moves = self.status.as_deref().is_none_or(|status| profile.is_success(status));
         (storable && moves).then(|| self.id.clone())
     }
@@ -426,6 +457,7 @@ mod tests {
             r#"{"id":"ch_1","status":"failed"}"#,
             r#"{"id":"ch_1","status":"succ"#,
             r#"{"error":{"type":"card_error"}}"#,
+            r#"["ch_1","succeeded",null]"#,
             &long,
         ] {
             assert_eq!(classify(200, body).class(), "unknown", "{body}");
@@ -535,6 +567,10 @@ mod tests {
             (200, r#"{"data":[{"id":"ch_0","idempotencyKey":"other"}]}"#, "unknown"),
             (200, "{}", "unknown"),
             (200, "[]", "unknown"),
+            (200, "[[]]", "unknown"),
+            (200, r#"{"data":[["ch_1","succeeded","key"]]}"#, "unknown"),
+            (404, r#"[["","resource_missing"]]"#, "configuration"),
+            (404, r#"{"error":["","resource_missing"]}"#, "configuration"),
             (200, HTML, "unknown"),
             (204, "", "unknown"),
             (201, ours, "unknown"),
@@ -551,6 +587,7 @@ mod tests {
         ] {
             let Found::Unclear(answer) = found(status, body) else { panic!("{status} {body}") };
             assert_eq!(answer.class(), class, "{status} {body}");
+            assert!(!format!("{answer:?}").contains("no funds"), "what may open the breaker quotes no message: {answer:?}");
         }
     }
 
@@ -572,5 +609,21 @@ mod tests {
         let Answer::Declined { error } = classify(402, &wild) else { panic!("declined") };
         assert!(error.starts_with("HTTP 402: abé") && error.chars().count() == LONGEST_ERROR, "{error}");
         assert_eq!(classify(500, HTML), Answer::unknown("HTTP 500".to_owned()));
+        let Answer::Declined { error } = classify(402, r#"{"error":{"message":"1\u202e2\u2028\u200b3\u001b[31m"}}"#) else {
+            panic!("declined")
+        };
+        assert_eq!(error, "HTTP 402: 123[31m");
+    }
+
+    #[test]
+    fn what_is_said_of_the_provider_as_a_whole_quotes_no_message() {
+        let quoting =
+            r#"{"error":{"type":"auth_error","code":"bad key: sk_live_1","message":"bad key sk_live_1 for jane@example.com"}}"#;
+        for status in [302, 401, 403, 404, 500, 503] {
+            let told = format!("{:?}", classify(status, quoting));
+            assert!(told.contains(&format!("\"HTTP {status}: auth_error\"")), "{told}");
+        }
+        let told = format!("{:?}", with(402, &[("content-type", "text/html")], quoting, false, &profile()));
+        assert!(told.contains("HTTP 402: auth_error; it is not"), "{told}");
     }
 }

@@ -22,6 +22,7 @@ use super::answer::{Answer, Found, Reply};
 use super::profile::{CHARGES_PATH, Profile};
 use crate::rotating::{Files, Rotating};
 use crate::tls;
+use crate::trace_context::{TRACEPARENT, TRACESTATE, TraceContext};
 
 /// R-KFK-IDEM-4.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -78,11 +79,11 @@ impl Client {
         self.call_timeout
     }
 
-    /// Posts one charge. `had_unknown` = an earlier answer for this event was unknown.
-    pub async fn charge(&self, event_id: Uuid, body: Vec<u8>, had_unknown: bool) -> Answer {
+    /// Posts one charge, as part of this trace. `had_unknown` = an earlier answer for this event was unknown.
+    pub async fn charge(&self, event_id: Uuid, body: Vec<u8>, had_unknown: bool, trace: Option<&TraceContext>) -> Answer {
         // `Uuid` shows itself as lower-case hyphenated text, the one spelling of the key (CASES F14).
         let request = self.http.get().post(self.charges.clone()).header(IDEMPOTENCY_KEY, event_id.to_string()).body(body);
-        match whole_answer(request).await {
+        match whole_answer(of_trace(request, trace)).await {
             Ok(whole) => Answer::classify(whole.reply(), had_unknown, &self.profile, SystemTime::now()),
             Err(answer) => answer,
         }
@@ -100,11 +101,11 @@ impl Client {
     }
 
     /// Asks what became of the charge of this event. Nothing is charged by it.
-    pub async fn find(&self, event_id: Uuid) -> Found {
+    pub async fn find(&self, event_id: Uuid, trace: Option<&TraceContext>) -> Found {
         let key = event_id.to_string();
         let mut url = self.charges.clone();
         url.query_pairs_mut().append_pair("idempotency_key", &key);
-        match whole_answer(self.http.get().get(url)).await {
+        match whole_answer(of_trace(self.http.get().get(url), trace)).await {
             Ok(whole) => Found::classify(whole.reply(), &key, &self.profile, SystemTime::now()),
             Err(answer) => Found::Unclear(answer),
         }
@@ -142,6 +143,16 @@ struct Whole {
 impl Whole {
     fn reply(&self) -> Reply<'_> {
         Reply { status: self.status, headers: &self.headers, body: &self.body }
+    }
+}
+
+/// The request as part of a trace.
+fn of_trace(request: RequestBuilder, trace: Option<&TraceContext>) -> RequestBuilder {
+    let Some(trace) = trace else { return request };
+    let request = request.header(TRACEPARENT, trace.to_string());
+    match trace.state() {
+        Some(state) => request.header(TRACESTATE, state),
+        None => request,
     }
 }
 
@@ -192,6 +203,8 @@ fn in_words(fault: reqwest::Error) -> String {
 #[cfg(test)]
 #[cfg(feature = "lab")]
 mod tests {
+    use std::io::Write as _;
+
     use super::super::profile::tests::profile;
     use super::*;
     use crate::config::Secret;
@@ -218,7 +231,7 @@ mod tests {
     }
 
     async fn charge(client: &Client, id: Uuid) -> Answer {
-        client.charge(id, BODY.to_vec(), false).await
+        client.charge(id, BODY.to_vec(), false, None).await
     }
 
     async fn charge_of(client: &Client, id: Uuid) -> &'static str {
@@ -347,7 +360,7 @@ mod tests {
         let (_stub, client) = stub(vec![]);
         let id = Uuid::now_v7();
         assert_eq!(charge(&client, id).await.class(), "charged");
-        let other = client.charge(id, br#"{"orderId":7,"amount":10.0,"currency":"EUR"}"#.to_vec(), false).await;
+        let other = client.charge(id, br#"{"orderId":7,"amount":10.0,"currency":"EUR"}"#.to_vec(), false, None).await;
         assert_eq!(other.class(), "mismatch");
     }
 
@@ -357,11 +370,11 @@ mod tests {
         let (charged, never) = (Uuid::now_v7(), Uuid::now_v7());
         charge(&client, charged).await;
         stub.forget_keys();
-        assert_eq!(client.find(charged).await, Found::Charge { charge_id: "ch_00000001".to_owned() });
-        assert_eq!(client.find(never).await, Found::Nothing);
+        assert_eq!(client.find(charged, None).await, Found::Charge { charge_id: "ch_00000001".to_owned() });
+        assert_eq!(client.find(never, None).await, Found::Nothing);
         assert_eq!((stub.calls().posts, stub.calls().look_ups, stub.ledger().len()), (1, 2, 1));
         drop(stub);
-        assert!(matches!(client.find(charged).await, Found::Unclear(_)));
+        assert!(matches!(client.find(charged, None).await, Found::Unclear(_)));
     }
 
     #[tokio::test]
@@ -389,6 +402,28 @@ mod tests {
         let (_stub, client) = stub(vec![Rule::once(Act::Reply(long))]);
         let answer = charge(&client, Uuid::now_v7()).await;
         assert_eq!(answer, Answer::unknown("the answer is longer than 65536 bytes".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn an_endless_head_is_not_read_to_its_end() {
+        for line in ["X-More: more\r\n".to_owned(), "x".repeat(4_096)] {
+            let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}", server.local_addr().unwrap());
+            let sent = std::thread::spawn(move || {
+                let (mut stream, _) = server.accept().unwrap();
+                let (mut sent, mut written) = (0, stream.write_all(b"HTTP/1.1 200 OK\r\nX-First: "));
+                while written.is_ok() {
+                    sent += line.len();
+                    written = stream.write_all(line.as_bytes());
+                }
+                sent
+            });
+            let client = Client::new(&settings(url)).unwrap();
+            let begun = std::time::Instant::now();
+            assert_eq!(charge(&client, Uuid::now_v7()).await.class(), "unknown");
+            assert!(begun.elapsed() < client.call_timeout(), "it is the length that ends it");
+            assert!(sent.join().unwrap() < 16 << 20, "what the two sockets hold, and a little more");
+        }
     }
 
     #[tokio::test]

@@ -189,10 +189,7 @@ fn ask_topic(config: &Config) -> Result<(i32, Need), String> {
     let topic = &config.kafka.topic;
     let no_answer = |error: String| format!("topic {topic}: {error}");
     let admin = Admin::connect(&config.kafka).map_err(no_answer)?;
-    if admin.partitions == 0 {
-        return Err(format!("topic {topic} does not exist"));
-    }
-    let partitions = i32::try_from(admin.partitions).map_err(|error| error.to_string())?;
+    let partitions = i32::try_from(admin.partitions.clone()?).map_err(|error| error.to_string())?;
     Ok((partitions, need(config, || admin.topic(topic).map_err(no_answer))?))
 }
 

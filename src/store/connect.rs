@@ -76,6 +76,16 @@ enum Address {
     Unix(PathBuf),
 }
 
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { name, host, port } if name == host => write!(f, "{host}:{port}"),
+            Self::Tcp { name, host, port } => write!(f, "{name} ({host}:{port})"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
 impl Target {
     /// # Errors
     /// The URL cannot be understood, or a file cannot be used.
@@ -104,14 +114,14 @@ impl Target {
             match timeout(self.connect_timeout, self.connect_to(address)).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => last = Some(error),
-                Err(_) => last = Some(DbError::connection(NAME, format_args!("no answer from {address:?} in time"))),
+                Err(_) => last = Some(DbError::connection(NAME, format_args!("no answer from {address} in time"))),
             }
         }
         Err(last.unwrap_or_else(|| DbError::program(NAME, "no host")))
     }
 
     async fn connect_to(&self, address: &Address) -> Result<Session, DbError> {
-        let io = |error: std::io::Error| DbError::connection(NAME, format_args!("{address:?}: {error}"));
+        let io = |error: std::io::Error| DbError::connection(NAME, format_args!("{address}: {error}"));
         let line = match address {
             Address::Unix(path) => Line::plain(UnixStream::connect(path).await.map_err(io)?),
             Address::Tcp { name, host, port } => {
@@ -134,7 +144,7 @@ impl Target {
             _ => None,
         });
         if read_only != Some("off") {
-            return Err(DbError::connection(NAME, format_args!("{address:?} takes no writes")));
+            return Err(DbError::connection(NAME, format_args!("{address} takes no writes")));
         }
         let connection = AsyncPgConnection::try_from(client).await.map_err(|error| DbError::connection(NAME, error))?;
         Ok(Session::new(connection, task.keep(), wire, self.limits))

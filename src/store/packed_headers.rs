@@ -8,7 +8,8 @@ use crate::record::Header;
 const NULL: u32 = u32::MAX;
 
 /// All headers in one value, each part behind its length (big-endian, four bytes), so that no byte is special. Frozen: it is stored.
-pub(super) fn pack(headers: &[Header]) -> Vec<u8> {
+#[must_use]
+pub fn pack(headers: &[Header]) -> Vec<u8> {
     // A record is far below 4 GiB, so every length fits.
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("a header of less than 4 GiB").to_be_bytes();
     let mut packed = u32::try_from(headers.len()).expect("less than 4 G headers").to_be_bytes().to_vec();
@@ -21,7 +22,9 @@ pub(super) fn pack(headers: &[Header]) -> Vec<u8> {
     packed
 }
 
-pub(super) fn unpack(mut packed: &[u8]) -> Option<Box<[Header]>> {
+/// `None`: it is not what [`pack`] makes.
+#[must_use]
+pub fn unpack(mut packed: &[u8]) -> Option<Box<[Header]>> {
     fn number(packed: &mut &[u8]) -> Option<u32> {
         let (number, rest) = packed.split_first_chunk()?;
         *packed = rest;

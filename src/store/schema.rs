@@ -32,7 +32,6 @@ diesel::table! {
         skips -> Nullable<Int8multirange>,
         paused -> Nullable<Text>,
         paused_by -> Nullable<Text>,
-        breaker -> Nullable<Text>,
         updated_at -> Timestamptz,
     }
 }

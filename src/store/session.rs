@@ -38,7 +38,20 @@ pub struct TimeLimits {
     pub budget: Duration,
 }
 
-/// A connection. It dereferences to Diesel's, so that a handler can run its own statements on it.
+/// A connection. It dereferences to Diesel's, so that a handler can run its own statements on it:
+///
+/// ```
+/// use onceward::diesel::{ExpressionMethods as _, QueryDsl as _, table};
+/// use onceward::diesel_async::RunQueryDsl as _;
+/// use onceward::store::{DbError, Session};
+///
+/// table! { stock (sku) { sku -> Text, available -> BigInt, } }
+///
+/// async fn available(tx: &mut Session, sku: &str) -> Result<i64, DbError> {
+///     let row = stock::table.filter(stock::sku.eq(sku)).select(stock::available);
+///     row.first(&mut **tx).await.map_err(|error| tx.db_error("what is available", error))
+/// }
+/// ```
 pub struct Session {
     connection: AsyncPgConnection,
     task: AbortHandle,
@@ -103,12 +116,14 @@ impl Session {
     }
 
     /// A handle that outlives every borrow of the session.
+    #[doc(hidden)]
     #[must_use]
     pub fn abort_handle(&self) -> ConnectionAbort {
         ConnectionAbort(self.task.clone())
     }
 
     /// Whether a transaction may begin here at once: the last one has ended, and the server waits for a command.
+    #[doc(hidden)]
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !self.open && !self.task.is_finished() && self.wire.is_idle()
@@ -127,6 +142,7 @@ impl Session {
     /// # Errors
     /// See [`TransactionError`]; only `CommitUnknown` leaves open what happened. After an error of class `Connection` this session is
     /// of no more use; drop it and get another.
+    #[doc(hidden)]
     pub async fn transaction<T, E: From<DbError>>(
         &mut self,
         name: &'static str,

@@ -3,6 +3,7 @@
 
 use onceward::lab::process::Signal;
 use onceward::lab::provider_stub::{Act, Reply, Rule};
+use serde_json::json;
 
 use crate::support::{EngineBuilder, Message, Order, World, eventually, eventually_equal, stub};
 
@@ -21,9 +22,10 @@ fn message(order: &Order) -> Message {
     order.message().key(format!("{PERSON} {}", order.order_id)).header("customer", Some(PERSON.as_bytes()))
 }
 
-/// An answer that quotes what it was asked for, as many a provider's does.
+/// An answer that quotes what it was asked for and by whom, as many a provider's does.
 fn quoting(status: u16) -> Act {
-    let body = Some(format!("{{\"error\":\"no card of {PERSON} pays this\"}}"));
+    let body = json!({ "error": { "type": "no_way", "code": PERSON, "message": format!("{TOKEN} may not charge {PERSON}") } });
+    let body = Some(body.to_string());
     Act::Reply(Reply { status, body, ..Reply::default() })
 }
 
@@ -40,7 +42,9 @@ fn log_of(configure: impl Fn(EngineBuilder) -> EngineBuilder) -> (World, String)
     ]);
     let mut conflict = charged.clone();
     conflict.amount = "1234567.06".to_owned();
-    let all = [&charged, &declined, &rejected, &unknown, &later, &charged, &conflict];
+    let refused = order("1234567.12");
+    stub.script([Rule::for_order(refused.order_id, quoting(401)).times(1)]);
+    let all = [&charged, &declined, &rejected, &unknown, &later, &charged, &conflict, &refused];
     let poison = [
         Message::new(format!("{PERSON} pays 1234567.07")),
         Message::new(order("-1234567.08").json()),
@@ -50,7 +54,7 @@ fn log_of(configure: impl Fn(EngineBuilder) -> EngineBuilder) -> (World, String)
     world.topic.send(all.into_iter().map(message).chain(poison));
     let engine = world.engine().provider(&stub.url()).set("provider.token", TOKEN).set("retry.max_attempts", 2);
     let mut engine = configure(engine).start();
-    eventually_equal("three are settled with a payment", 3, || world.database.count("SELECT count(*) FROM payment"));
+    eventually_equal("four are settled with a payment", 4, || world.database.count("SELECT count(*) FROM payment"));
     eventually_equal("seven wait for a person", 7, || {
         world.database.count("SELECT count(*) FROM held_event WHERE state = 'parked'")
     });
@@ -60,11 +64,13 @@ fn log_of(configure: impl Fn(EngineBuilder) -> EngineBuilder) -> (World, String)
     );
     let last = order("1234567.11");
     world.topic.send([message(&last)]);
-    eventually("it has gone on", || world.database.count("SELECT count(*) FROM payment") == 4);
+    eventually("it has gone on", || world.database.count("SELECT count(*) FROM payment") == 5);
     eventually_equal("everything is committed", 0, || world.topic.lag(&world.group));
     engine.signal(Signal::Term);
     assert!(engine.wait().success());
-    (world, engine.log())
+    let log = engine.log();
+    assert!(log.contains("configuration: HTTP 401: no_way"), "the breaker says why it opened: {log}");
+    (world, log)
 }
 
 fn assert_it_tells_nothing(world: &World, log: &str) {
@@ -103,5 +109,41 @@ fn a_hangup_changes_how_much_is_said_and_faults_in_the_configuration_change_noth
     eventually("the new level is told", || engine.log().contains("the log level is read again"));
     world.topic.send([Order::new().message()]);
     eventually("more is said", || engine.log().contains(" DEBUG "));
+    assert!(engine.terminate().success());
+}
+
+#[test]
+fn who_is_on_call_has_more_said_without_a_restart_and_the_log_tells_who_it_was() {
+    let world = World::with_partitions(1);
+    let configured = || world.engine().set("admin.token", TOKEN);
+    let mut engine = configured().start();
+    let at = engine.address().to_owned();
+    let ask = |configured: EngineBuilder, words: &[&str]| {
+        let output = configured.run_to_end(&[&["log-level"][..], words, &["--at", &at]].concat());
+        let [told, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
+        (output.status.code(), told + &error)
+    };
+    let wanted = ["debug", "--reason", "ticket 17", "--actor", "ann\x1b[2J"];
+    let (code, told) = ask(world.engine(), &wanted);
+    assert!(code == Some(1) && told.contains("401"), "without the token: {told}");
+    let (code, told) = ask(configured(), &["debg", "--reason", "a typing error"]);
+    assert!(code == Some(1) && told.contains("must be off, error, warn"), "{told}");
+    assert_eq!(ask(configured(), &[]), (Some(0), "the log level is info\n".to_owned()));
+
+    let (code, told) = ask(configured(), &wanted);
+    assert!(code == Some(0) && told.starts_with("the log level is debug; it was info, by ann\u{fffd}[2J since "), "{told}");
+    world.topic.send([Order::new().message()]);
+    eventually("more is said", || engine.log().contains(" DEBUG "));
+    assert!(ask(configured(), &["off", "--reason", "enough"]).1.contains("off; it was debug"));
+    let log = engine.log();
+    let who: Vec<&str> = log.lines().filter(|line| line.contains("the log level is changed")).collect();
+    assert!(
+        who.len() == 2 && who[0].contains(r"ann\u{1b}[2J") && who[0].contains("ticket 17") && who[1].contains("enough"),
+        "{who:#?}"
+    );
+
+    engine.signal(Signal::Hangup);
+    eventually("what is configured holds again", || engine.log().contains("the log level is read again"));
+    assert_eq!(ask(configured(), &[]).1, "the log level is info\n");
     assert!(engine.terminate().success());
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use onceward::config::Config;
 use onceward::lab::postgres::Options;
 use onceward::provider::Client;
+use serde_json::json;
 use url::Url;
 use uuid::Uuid;
 
@@ -81,7 +82,8 @@ fn the_next_calls_to_the_provider_have_the_new_token_and_the_new_certificates() 
     config.provider.token = loaded.provider.token;
     let client = Client::new(&config.provider.settings().expect("an address")).expect("a client");
     let charge = || {
-        block_on(client.charge(Uuid::now_v7(), b"{\"orderId\":7,\"amount\":10.00,\"currency\":\"EUR\"}".to_vec(), false)).class()
+        block_on(client.charge(Uuid::now_v7(), b"{\"orderId\":7,\"amount\":10.00,\"currency\":\"EUR\"}".to_vec(), false, None))
+            .class()
     };
     let last = || before.tokens().last().cloned();
     assert_eq!((charge(), last()), ("charged", Some("first".to_owned())));
@@ -102,4 +104,27 @@ fn the_next_calls_to_the_provider_have_the_new_token_and_the_new_certificates() 
     eventually_equal("the provider's old issuer is none any more", "not_reached", charge);
     folder.put("ca.pem", &format!("{}{}", after.pem(), old.pem()));
     eventually_equal("both are", "charged", charge);
+}
+
+#[test]
+fn the_admin_port_believes_the_new_token_and_no_longer_the_old_one() {
+    let (world, folder) = (World::with_partitions(1), Folder::new());
+    let [first, second] = ["the-first-token-of-1", "the-second-token-of-2"];
+    let engine = world.engine().set("admin.token_file", folder.put("token", first)).start();
+    let told = |token: &str| {
+        let body = json!({ "actor": "ann", "reason": "who may?" });
+        engine.post("/api/held/17/replay", token, &body).0
+    };
+    assert_eq!((told(first), told(second)), (404, 401), "there is no such held event");
+    // Cut short, as it is in the middle of a write: it could be guessed.
+    folder.put("token", &second[..4]);
+    eventually("it is looked at and not used", || {
+        assert_eq!((told(first), told(&second[..4])), (404, 401));
+        engine.log().contains("what was there before stays in use")
+    });
+    folder.put("token", second);
+    eventually_equal("only the new one opens", (401, 404), || (told(first), told(second)));
+    let log = engine.log();
+    assert!(!log.contains(first) && !log.contains(&second[..4]), "{log}");
+    assert!(engine.terminate().success());
 }

@@ -7,10 +7,12 @@
 
 #![allow(dead_code, unused_imports, reason = "the tests decide which parts they need")]
 
+mod acl;
 mod books;
 mod browser;
 mod certificates;
 mod cleaner;
+mod collector;
 mod database;
 mod engine;
 mod ledger;
@@ -18,6 +20,7 @@ mod orders;
 mod patience;
 mod proxy;
 mod raw_header;
+mod secured;
 mod tls_front;
 mod topic;
 
@@ -30,16 +33,19 @@ use onceward::lab::process;
 use onceward::lab::provider_stub::{self, ProviderStub};
 use uuid::Uuid;
 
+pub use acl::{Right, Rights, documented_rights};
 pub use books::assert_the_books_agree;
 pub use browser::Browser;
 pub use certificates::{Authority, Folder, Identity};
 pub use cleaner::{CLEANERS_LOCK, start_without_cleaning};
+pub use collector::{Collector, Span};
 pub use database::{Backup, Database, Session};
 pub use engine::{ANSWER, Engine, EngineBuilder, get, request, run_onceward_within};
 pub use ledger::{assert_charged_once, charges, stub};
 pub use orders::Order;
 pub use patience::{LIMIT, RaisedAtTheEnd, block_on, eventually, eventually_equal, times};
 pub use proxy::Proxy;
+pub use secured::{PASSWORD, SecuredKafka};
 pub use tls_front::TlsFront;
 pub use topic::{Message, Read, Topic};
 
@@ -67,6 +73,12 @@ impl World {
         Self::in_database(&name, Database::migrated(&name), partitions)
     }
 
+    /// With a topic at these brokers.
+    pub fn at(brokers: &str, database: Database, partitions: i32) -> Self {
+        let name = unique_name();
+        Self::with_topic(&name, Topic::at(brokers, &name, partitions, &[]), database)
+    }
+
     /// Whose database has no tables yet.
     pub fn without_tables(partitions: i32) -> Self {
         let name = unique_name();
@@ -80,8 +92,12 @@ impl World {
     }
 
     fn in_database(name: &str, database: Database, partitions: i32) -> Self {
+        Self::with_topic(name, Topic::create(name, partitions), database)
+    }
+
+    fn with_topic(name: &str, topic: Topic, database: Database) -> Self {
         Self {
-            topic: Topic::create(name, partitions),
+            topic,
             database,
             provider: ProviderStub::start(provider_stub::Options::default()).expect("a provider"),
             group: format!("group-{name}"),

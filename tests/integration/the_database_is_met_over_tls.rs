@@ -20,7 +20,7 @@ const LIMITS: TimeLimits = TimeLimits {
 };
 
 /// A server that speaks TLS as `localhost`; everybody but the superuser must.
-fn tls_server(authority: &Authority, hba: &str) -> Options {
+pub fn tls_server(authority: &Authority, hba: &str) -> Options {
     let identity = authority.sign("localhost");
     let hba = format!("host all postgres all scram-sha-256\n{hba}\n");
     Options {
@@ -39,7 +39,7 @@ fn tls_server(authority: &Authority, hba: &str) -> Options {
 }
 
 /// The database `postgres` of a server, asked for by this name and with these words.
-fn url(server: &str, host: &str, words: &str) -> String {
+pub fn url(server: &str, host: &str, words: &str) -> String {
     let mut url = Url::parse(server).expect("a URL");
     url.set_host(Some(host)).expect("a host");
     url.set_query(Some(words).filter(|words| !words.is_empty()));

@@ -9,7 +9,7 @@ use crate::support::{Authority, Folder, TlsFront, block_on, stub};
 
 fn charge(config: &Config) -> Answer {
     let client = Client::new(&config.provider.settings().expect("an address")).expect("a client");
-    block_on(client.charge(Uuid::now_v7(), br#"{"orderId":7,"amount":10.00,"currency":"EUR"}"#.to_vec(), false))
+    block_on(client.charge(Uuid::now_v7(), br#"{"orderId":7,"amount":10.00,"currency":"EUR"}"#.to_vec(), false, None))
 }
 
 fn calling(url: &str) -> Config {

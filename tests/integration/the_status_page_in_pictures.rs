@@ -64,7 +64,9 @@ fn produce(world: &World, end: &AtomicBool) {
     let mut turn = 0;
     while !end.load(Ordering::Acquire) {
         turn += 1;
-        let orders = Order::some(8 + turn % 5);
+        let prices = [("64.90", "EUR"), ("3480", "JPY"), ("18.75", "USD")];
+        let priced = |(order, (amount, currency)): (Order, (&str, &str))| order.amount(amount).currency(currency);
+        let orders: Vec<Order> = Order::some(8 + turn % 5).into_iter().zip(prices.into_iter().cycle()).map(priced).collect();
         world.topic.send(orders.iter().map(Order::message));
         if turn % 7 == 0 {
             world.topic.send(orders.iter().map(Order::message));
@@ -75,7 +77,7 @@ fn produce(world: &World, end: &AtomicBool) {
 
 fn hold_some(world: &World) {
     let [unknown, lost, rejected, behind] = [Order::new(), Order::new(), Order::new(), Order::new()];
-    let refusal = r#"{"error":"amount exceeds what this merchant may charge"}"#.to_owned();
+    let refusal = r#"{"error":{"code":"amount_too_large","message":"more than this merchant may charge"}}"#.to_owned();
     world.provider.script([
         Rule::for_order(unknown.order_id, Act::Close { charge: true, reset: true }),
         Rule::for_order(lost.order_id, Act::Close { charge: false, reset: false }),
@@ -111,6 +113,8 @@ fn shoot(world: &World, engine: &Engine) {
     browser.fill("#key-token", TOKEN);
     browser.click("#key button[type=submit]");
     browser.misses("dialog[open]");
+    world.database.execute("ANALYZE"); // the number of claims is the database's own guess
+    browser.chrome("Input.dispatchMouseEvent", json!({ "type": "mouseMoved", "x": 0, "y": 0 }));
     eventually("there is a history to draw", || browser.run("return samples.length").as_u64() >= Some(24));
     browser.run("poll = () => {}");
     thread::sleep(Duration::from_secs(2)); // what is on its way arrives

@@ -17,11 +17,7 @@ fn environment(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
 }
 
 fn read(text: &str, pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    let mut reading = Reading::default();
-    reading.file("test.toml", text);
-    reading.environment(environment(pairs));
-    reading.faults.extend(check::faults(&reading.config, ALL, &reading.faults));
-    if reading.faults.is_empty() { Ok(reading.config) } else { Err(ConfigError { faults: reading.faults }) }
+    Config::read(("test.toml", text), environment(pairs), ALL)
 }
 
 fn read_with_required(text: &str) -> Result<Config, ConfigError> {
@@ -319,6 +315,10 @@ fn the_order_of_the_time_limits_is_kept_or_the_start_is_refused() {
         ("[pipeline]\nbatch_max = 10_000\nbuffer_bytes = 1_048_576", "pipeline.buffer_bytes"),
         ("[kafka]\ntopic = \"^orders\"", "kafka.topic"),
         ("[log]\nlevel = \"onceward=loud\"", "log.level"),
+        ("[log]\nlevel = \"debg\"", "log.level"),
+        ("[tracing]\notlp_endpoint = \"ftp://collector\"", "tracing.otlp_endpoint"),
+        ("[tracing]\nsample_ratio = 1.01", "tracing.sample_ratio"),
+        ("[tracing]\nsample_ratio = -1", "tracing.sample_ratio"),
     ] {
         let message = faulty(read_with_required(text), &[key]);
         assert!(message.contains("must"), "{message}");

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::script::Reply;
+use crate::trace_context::{TRACEPARENT, TRACESTATE};
 
 const MAX_HEAD: usize = 16 * 1024;
 const MAX_BODY: usize = 1024 * 1024;
@@ -21,6 +22,8 @@ pub(super) struct Request {
     pub(super) method: String,
     pub(super) path: String,
     pub(super) body: Vec<u8>,
+    /// `traceparent` and `tracestate`.
+    pub(super) trace: (Option<String>, Option<String>),
     query: String,
     key: String,
     content_length: usize,
@@ -241,6 +244,10 @@ fn parse_head(head: &[u8]) -> io::Result<Request> {
             request.content_length = value.parse().map_err(|_| malformed("no length"))?;
         } else if name.eq_ignore_ascii_case("idempotency-key") {
             value.clone_into(&mut request.key);
+        } else if name.eq_ignore_ascii_case(TRACEPARENT) {
+            request.trace.0 = Some(value.to_owned());
+        } else if name.eq_ignore_ascii_case(TRACESTATE) {
+            request.trace.1 = Some(value.to_owned());
         } else if name.eq_ignore_ascii_case("connection") {
             request.close = value.eq_ignore_ascii_case("close");
         } else if name.eq_ignore_ascii_case("transfer-encoding") {

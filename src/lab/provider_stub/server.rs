@@ -32,6 +32,8 @@ pub(super) struct State {
     pub(super) connections_to_drop: u64,
     /// Keys in the order of their posts.
     pub(super) journal: Vec<String>,
+    /// `traceparent` and `tracestate` of each post, in the same order.
+    pub(super) traces: Vec<(Option<String>, Option<String>)>,
     /// Look-ups find nothing.
     pub(super) blind: bool,
 }
@@ -145,6 +147,7 @@ impl<'a> OpenCall<'a> {
             let key = request.key();
             let same_body = state.ledger.note_post(&key, &request.body);
             state.journal.push(key);
+            state.traces.push(request.trace.clone());
             same_body
         };
         shared.count(|calls| {
@@ -170,6 +173,7 @@ impl Shared {
             script: Script::new(rules),
             connections_to_drop: 0,
             journal: Vec::new(),
+            traces: Vec::new(),
             blind: false,
         };
         Self { state: Mutex::new(state), calls: watch::Sender::default(), released: watch::Sender::default() }

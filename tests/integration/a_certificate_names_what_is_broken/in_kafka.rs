@@ -270,3 +270,10 @@ fn a_topic_that_cannot_be_asked_is_told_and_waited_for() {
     eventually_equal("it has settled it", 0, || topic.lag(&world.group));
     assert!(waiting.terminate().success());
 }
+
+#[test]
+fn a_way_to_the_broker_that_can_be_listened_to_is_named() {
+    let world = good();
+    let anywhere = world.topic.brokers().replace("127.0.0.1", "0.0.0.0");
+    check(engine(&world).set("kafka.brokers", anywhere)).assert_only("kafka_tls", "make it ssl or sasl_ssl");
+}

@@ -13,26 +13,9 @@ use std::time::{Duration, Instant};
 
 use onceward::config::{Config, Need};
 use onceward::lab::process::{self, Signal, TempFolder};
+use onceward::testing::SHORT_TIMES_MS;
 
-use super::{LIMIT, World, eventually, server};
-
-/// The defaults of time scaled down, the order among them kept. All in milliseconds.
-const SCALED: [(&str, i64); 14] = [
-    ("kafka.session_timeout_ms", 6_000),
-    ("kafka.max_poll_interval_ms", 20_000),
-    ("kafka.commit_interval_ms", 50),
-    ("database.connect_timeout_ms", 1_000),
-    ("database.lock_timeout_ms", 1_000),
-    ("database.statement_timeout_ms", 1_500),
-    ("database.idle_in_transaction_timeout_ms", 4_000),
-    ("database.transaction_budget_ms", 6_000),
-    ("provider.call_timeout_ms", 1_500),
-    ("provider.effect_deadline_ms", 3_000),
-    ("pipeline.drain_ms", 5_000),
-    ("pipeline.stuck_after_ms", 8_000),
-    ("retry.backoff_min_ms", 200),
-    ("retry.backoff_max_ms", 1_000),
-];
+use super::{LIMIT, World, eventually};
 
 /// Between two looks at a process.
 const LOOK: Duration = Duration::from_millis(20);
@@ -57,14 +40,14 @@ pub struct Engine {
 impl EngineBuilder {
     pub(super) fn new(world: &World) -> Self {
         let builder = Self { settings: BTreeMap::new(), environment: Vec::new() }
-            .set("kafka.brokers", server("ONCEWARD_TEST_KAFKA"))
+            .set("kafka.brokers", world.topic.brokers())
             .set("kafka.topic", world.topic.name())
             .set("kafka.group", world.group.as_str())
             .set("database.url", world.database.url())
             .set("provider.url", world.provider.url())
             .set("held.dead_letters", false) // their topic would have to be made
             .set("log.level", "info");
-        SCALED.into_iter().fold(builder, |builder, (key, value)| builder.set(key, value))
+        SHORT_TIMES_MS.into_iter().fold(builder, |builder, (key, value)| builder.set(key, value))
     }
 
     /// Any key of the configuration, `section.key`.

@@ -11,7 +11,7 @@ impl Topic {
     pub fn send_with_raw_header(&self, partition: i32, payload: &[u8], name: &[u8], value: Option<&[u8]>) -> i64 {
         use native::rd_kafka_vtype_t as Part;
         const COPY: i32 = 2; // RD_KAFKA_MSG_F_COPY
-        let producer: BaseProducer = client().set("acks", "all").create().expect("a producer");
+        let producer: BaseProducer = client(self.brokers()).set("acks", "all").create().expect("a producer");
         let topic = std::ffi::CString::new(self.name()).expect("a name without NUL");
         // SAFETY: the client and the topic's name outlive the calls; lengths are those of the slices; librdkafka copies the payload and
         // owns the headers once it has taken the record, and each part has the type that its tag asks for.

@@ -17,6 +17,7 @@ use super::{LIMIT, block_on, eventually, server};
 /// A topic.
 pub struct Topic {
     name: String,
+    brokers: String,
     producer: FutureProducer,
 }
 
@@ -97,18 +98,28 @@ impl Topic {
 
     /// Makes it with settings of its own.
     pub fn configured(name: &str, partitions: i32, settings: &[(&str, &str)]) -> Self {
+        Self::at(&server("ONCEWARD_TEST_KAFKA"), name, partitions, settings)
+    }
+
+    /// Makes it at these brokers.
+    pub fn at(brokers: &str, name: &str, partitions: i32, settings: &[(&str, &str)]) -> Self {
         let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
         let topic = settings.iter().fold(topic, |topic, (key, value)| topic.set(key, value));
-        let made = block_on(admin().create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
+        let made = block_on(admin(brokers).create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
         assert_eq!(made, vec![Ok(name.to_owned())]);
-        let producer = client().set("linger.ms", "1").set("acks", "all").create().expect("a producer");
-        let topic = Self { name: name.to_owned(), producer };
+        let producer = client(brokers).set("linger.ms", "1").set("acks", "all").create().expect("a producer");
+        let topic = Self { name: name.to_owned(), brokers: brokers.to_owned(), producer };
         topic.wait_until_known(usize::try_from(partitions).expect("a number of partitions"));
         topic
     }
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// For `bootstrap.servers`.
+    pub fn brokers(&self) -> &str {
+        &self.brokers
     }
 
     /// Sends records and waits until the broker has them: partition and offset of each.
@@ -137,13 +148,14 @@ impl Topic {
     pub fn configure(&self, settings: &[(&str, &str)]) {
         let alter = AlterConfig::new(ResourceSpecifier::Topic(&self.name));
         let alter = settings.iter().fold(alter, |alter, (key, value)| alter.set(key, value));
-        let altered = block_on(admin().alter_configs([&alter], &AdminOptions::new())).expect("the broker answers");
+        let altered = block_on(admin(&self.brokers).alter_configs([&alter], &AdminOptions::new())).expect("the broker answers");
         assert!(altered.iter().all(Result::is_ok), "{altered:?}");
     }
 
     /// Adds partitions until there are so many.
     pub fn grow(&self, partitions: usize) {
-        let grown = block_on(admin().create_partitions([&NewPartitions::new(&self.name, partitions)], &AdminOptions::new()));
+        let grown =
+            block_on(admin(&self.brokers).create_partitions([&NewPartitions::new(&self.name, partitions)], &AdminOptions::new()));
         assert_eq!(grown.expect("the broker answers"), vec![Ok(self.name.clone())]);
         self.wait_until_known(partitions);
     }
@@ -159,11 +171,12 @@ impl Topic {
     /// Deletes the topic and makes one of the same name, with as many partitions and no records.
     pub fn make_anew(&self) {
         let partitions = i32::try_from(self.ends().len()).expect("few");
-        let deleted = block_on(admin().delete_topics(&[&self.name], &AdminOptions::new())).expect("the broker answers");
+        let deleted =
+            block_on(admin(&self.brokers).delete_topics(&[&self.name], &AdminOptions::new())).expect("the broker answers");
         assert_eq!(deleted, vec![Ok(self.name.clone())]);
         let topic = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(1));
         eventually("the old topic is gone, so that a new one may be made", || {
-            let made = block_on(admin().create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
+            let made = block_on(admin(&self.brokers).create_topics([&topic], &AdminOptions::new())).expect("the broker answers");
             made.iter().all(Result::is_ok)
         });
         eventually("it is empty", || self.ends().values().all(|end| *end == 0));
@@ -174,7 +187,7 @@ impl Topic {
     pub fn delete_records(&self, partition: i32, offset: i64) {
         let mut until = TopicPartitionList::new();
         until.add_partition_offset(&self.name, partition, Offset::Offset(offset)).expect("an offset");
-        block_on(admin().delete_records(&until, &AdminOptions::new())).expect("the broker answers");
+        block_on(admin(&self.brokers).delete_records(&until, &AdminOptions::new())).expect("the broker answers");
     }
 
     /// One past the last record of each partition.
@@ -185,7 +198,12 @@ impl Topic {
 
     /// Every record of a topic, of whoever made it; none while it does not exist.
     pub fn records_of(name: &str) -> Vec<Read> {
-        let consumer: BaseConsumer = client()
+        Self::records_at(&server("ONCEWARD_TEST_KAFKA"), name)
+    }
+
+    /// The same, at these brokers.
+    pub fn records_at(brokers: &str, name: &str) -> Vec<Read> {
+        let consumer: BaseConsumer = client(brokers)
             .set("group.id", "nobody")
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
@@ -246,7 +264,7 @@ impl Topic {
 
     /// Deletes a group that has no members, and with it its offsets.
     pub fn forget_group(&self, group: &str) {
-        let admin = admin();
+        let admin = admin(&self.brokers);
         eventually("the group has no members, so that it may be deleted", || {
             let deleted = block_on(admin.delete_groups(&[group], &AdminOptions::new())).expect("the broker answers");
             deleted.iter().all(Result::is_ok)
@@ -254,7 +272,7 @@ impl Topic {
     }
 
     fn consumer(&self, group: &str) -> BaseConsumer {
-        client().set("group.id", group).set("enable.auto.commit", "false").create().expect("a consumer")
+        client(&self.brokers).set("group.id", group).set("enable.auto.commit", "false").create().expect("a consumer")
     }
 
     fn partitions(&self, consumer: &BaseConsumer) -> Vec<i32> {
@@ -272,13 +290,13 @@ fn headers(message: &Message) -> OwnedHeaders {
     message.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: value.as_ref() }))
 }
 
-pub(super) fn client() -> ClientConfig {
+pub(super) fn client(brokers: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", server("ONCEWARD_TEST_KAFKA"));
+    config.set("bootstrap.servers", brokers);
     config.set("socket.timeout.ms", Duration::as_millis(&LIMIT).to_string());
     config
 }
 
-fn admin() -> AdminClient<DefaultClientContext> {
-    client().create().expect("an admin client")
+pub(super) fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
+    client(brokers).create().expect("an admin client")
 }

@@ -6,11 +6,11 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use super::report::grouped;
+use crate::audit::grouped;
 
 /// The line.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     is_shown: bool,
     what: &'static str,
     done: u64,
@@ -31,7 +31,7 @@ const WIPE: &str = "\r\x1b[K";
 impl Progress {
     /// Something begins: `of` so many steps, if that is known, `done` of them already. It is shown on a terminal, if it is `wanted` at
     /// all.
-    pub(super) fn begin(wanted: bool, what: &'static str, done: u64, of: Option<u64>) -> Self {
+    pub(crate) fn begin(wanted: bool, what: &'static str, done: u64, of: Option<u64>) -> Self {
         let is_shown = wanted && io::stderr().is_terminal();
         let mut progress = Self { is_shown, what, done, of, began: Instant::now(), written: None };
         progress.write();
@@ -39,11 +39,27 @@ impl Progress {
     }
 
     /// One step more.
-    pub(super) fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         self.done += 1;
         if self.is_shown && self.done.is_multiple_of(STEPS) && self.written.is_none_or(|written| written.elapsed() >= EVERY) {
             self.write();
         }
+    }
+
+    /// So much is done by now, to be called a few times a second at most.
+    #[cfg(feature = "lab")]
+    pub(crate) fn at(&mut self, done: u64) {
+        if self.done != done || self.written.is_none() {
+            self.done = done;
+            self.write();
+        }
+    }
+
+    /// Says something that stays, above the line.
+    #[cfg(feature = "lab")]
+    pub(crate) fn say(&mut self, text: &str) {
+        let wipe = if self.written.take().is_some() { WIPE } else { "" };
+        let _ = writeln!(io::stderr(), "{wipe}{text}");
     }
 
     fn write(&mut self) {
