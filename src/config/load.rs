@@ -93,7 +93,7 @@ impl Reading {
             Err(error) => {
                 // Its own text would quote the line, and the line may hold a secret.
                 let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
-                return self.fault(path, None, format!("line {line}: is not TOML: {}", error.message()));
+                return self.fault(path, None, format!("line {line}: is not TOML: {}", error.message().replace('\n', ", ")));
             }
         };
         let mut found = Vec::new();

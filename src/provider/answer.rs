@@ -587,7 +587,11 @@ mod tests {
         ] {
             let Found::Unclear(answer) = found(status, body) else { panic!("{status} {body}") };
             assert_eq!(answer.class(), class, "{status} {body}");
-            assert!(!format!("{answer:?}").contains("no funds"), "what may open the breaker quotes no message: {answer:?}");
+            let stays = matches!(answer, Answer::Unknown { served: true, .. });
+            assert!(
+                stays || !format!("{answer:?}").contains("no funds"),
+                "what may open the breaker quotes no message: {answer:?}"
+            );
         }
     }
 
