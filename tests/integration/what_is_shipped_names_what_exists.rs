@@ -282,7 +282,10 @@ fn a_package_holds_what_a_dependent_needs_and_nothing_else() {
     let files = String::from_utf8(output.stdout).expect("names");
     let folders: BTreeSet<&str> = files.lines().filter_map(|file| file.split_once('/')).map(|(folder, _)| folder).collect();
     assert!(folders.contains("src") && folders.contains("migrations"), "{files}");
-    assert!(folders.iter().all(|folder| ["src", "migrations", "config", "examples"].contains(folder)), "{folders:?}");
+    assert!(
+        folders.iter().all(|folder| ["src", "migrations", "config", "examples", "docs", "ops"].contains(folder)),
+        "{folders:?}"
+    );
     // What the code takes in at compile time is in it.
     assert!(files.contains("src/admin/page.html") && files.contains("/up.sql"), "{files}");
 }

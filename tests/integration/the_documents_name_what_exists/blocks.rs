@@ -3,7 +3,8 @@
 //! | language | what is held |
 //! | --- | --- |
 //! | `sh` | the shell takes it; its `onceward` commands and options exist (`src/cli.rs`); of the tutorial every line is run |
-//! | `toml` | the service takes it as its configuration |
+//! | `rust` | it stands in an example or a test (see the parent) |
+//! | `toml` | the service takes it as its configuration; Cargo's manifest is TOML |
 //! | `json` | it is JSON, and what is an event decodes |
 //! | `yaml` | it is YAML |
 //! | `sql` | it runs, page by page, in a database as `onceward migrate` makes it; or, of the pages in [`BEFORE`], in one that another service has made |
@@ -41,7 +42,7 @@ fn each(language: &str, mut look: impl FnMut(&Page, &Block) -> Result<(), String
 
 #[test]
 fn nothing_is_given_to_be_copied_that_nobody_tries() {
-    const LANGUAGES: [&str; 7] = ["sh", "toml", "json", "yaml", "sql", "text", ""];
+    const LANGUAGES: [&str; 8] = ["sh", "rust", "toml", "json", "yaml", "sql", "text", ""];
     let pages = pages();
     let others = pages.iter().flat_map(|page| page.blocks.iter().map(move |block| (page, block)));
     let others: Vec<String> = others
@@ -65,29 +66,29 @@ fn the_shell_takes_what_is_for_it() {
 fn the_service_takes_the_configurations() {
     let folder = TempFolder::new("documents").expect("a folder");
     each("toml", |_, block| {
+        if block.text.contains("dependencies]") {
+            return block.text.parse::<toml::Table>().map(drop).map_err(|error| error.to_string());
+        }
         let path = folder.path().join("onceward.toml");
         std::fs::write(&path, on_this_machine(&block.text, folder.path())).expect("a file");
         Config::load(Some(&path), [], &[]).map(drop).map_err(|error| error.to_string())
     });
 }
 
-/// Files that the text names in `/etc/onceward` are made in the folder.
+/// Files that the text names are made in the folder, and named there.
 fn on_this_machine(text: &str, folder: &Path) -> String {
-    const PLACE: &str = "/etc/onceward/";
-    for (at, _) in text.match_indices(PLACE) {
-        let name = text[at + PLACE.len()..].split('"').next().unwrap_or_default().replace('/', "-");
-        std::fs::write(folder.join(&name), if name.contains("url") { "postgres://a:b@db/c".to_owned() } else { "0".repeat(64) })
-            .expect("a file");
+    const PLACES: [&str; 2] = ["/etc/onceward/", "/run/secrets/"];
+    let mut here = text.to_owned();
+    for place in PLACES {
+        for (at, _) in text.match_indices(place) {
+            let file = text[at..].split('"').next().unwrap_or_default();
+            let made = folder.join(file[place.len()..].replace('/', "-"));
+            std::fs::write(&made, if file.contains("url") { "postgres://a:b@db/c".to_owned() } else { "0".repeat(64) })
+                .expect("a file");
+            here = here.replace(&format!("{file}\""), &format!("{}\"", made.display()));
+        }
     }
-    let parts: Vec<String> = text
-        .split(PLACE)
-        .enumerate()
-        .map(|(number, part)| {
-            let (name, rest) = if number == 0 { ("", part) } else { part.split_at(part.find('"').unwrap_or(part.len())) };
-            format!("{}{rest}", name.replace('/', "-"))
-        })
-        .collect();
-    parts.join(&format!("{}/", folder.display()))
+    here
 }
 
 #[test]

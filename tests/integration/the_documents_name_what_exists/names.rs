@@ -14,7 +14,7 @@ const VARIABLES: [&str; 6] = [
     "ONCEWARD_CLAIM_FORM",
     "ONCEWARD_SERVICE_HOST",
     "ONCEWARD_PORT",
-    "ONCEWARD_KAFKA_OPTIONS_FETCH_WAIT_MAX_MS",
+    "ONCEWARD_KAFKA_OPTIONS_",
     "ONCEWARD_TEST_",
 ];
 /// Roles of the database.
