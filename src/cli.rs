@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(exit_code(&["migrate"], &[("ONCEWARD_DATABASE_URL", &url)]), code(1));
         let config = Config::load(None, [("ONCEWARD_DATABASE_URL".into(), url.into())], &[]).expect("valid");
         let reach = async { store::Store::connect(&config.database.settings(), 1)?.control.get().await.map_err(DbError::from) };
-        let error = runtime().expect("a runtime").block_on(reach).err().expect("nobody listens");
+        let error = runtime().expect("a runtime").block_on(reach).expect_err("nobody listens");
         let told = [error.clone().into(), ActionError::from(error).into()].map(|error| chain(&of_database(&config, error)));
         let named = format!("postgres://bill@127.0.0.1:{port}/money (database.url): connect: 127.0.0.1:{port}: ");
         assert!(told.iter().all(|told| told.starts_with(&named)), "{told:?}");
