@@ -214,9 +214,9 @@ struct Loudness {
 }
 
 /// Of this process alone, and until it ends: it is written into its log, and nowhere else.
-async fn change_log_level(admin: web::Data<Admin>, request: HttpRequest, body: Result<web::Bytes, actix_web::Error>) -> Answer {
+async fn change_log_level(admin: web::Data<Admin>, request: HttpRequest, body: web::Payload) -> Answer {
     admin.access.may_act(request.headers())?;
-    let wanted: Loudness = read(body)?;
+    let wanted: Loudness = read(whole(body).await?)?;
     let By { actor, reason } = by(&wanted.actor, &wanted.reason)?;
     let was = log::change(wanted.level.trim(), actor, reason).map_err(|why| ApiError::Wrong(format!("level {why}")))?;
     said(was.map(|said| said.level))

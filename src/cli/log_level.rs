@@ -14,9 +14,10 @@ use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use url::Url;
 
-use crate::cli::text::{actor, printable};
+use crate::cli::text::actor;
 use crate::config::{Config, Secret};
 use crate::rotating::Files;
+use crate::text::printable;
 use crate::tls::Tls;
 
 /// The words.
