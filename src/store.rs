@@ -9,6 +9,7 @@ mod connect;
 mod encryption;
 mod error;
 mod migrate;
+#[doc(hidden)]
 pub mod packed_headers;
 mod schema;
 mod session;

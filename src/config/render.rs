@@ -95,6 +95,7 @@ const BLANK: &[(&str, &str)] = &[
     ("provider.client_key_file", "\"/etc/onceward/client.key\""),
     ("retention.replay_horizon_ms", "2_592_000_000"),
     ("admin.token", "\"what-openssl-rand-hex-32-prints\""),
+    ("tracing.otlp_endpoint", "\"http://collector:4318\""),
 ];
 
 /// A duration as people say it.
