@@ -90,7 +90,7 @@ fn a_group_that_notifies_sends_one_message_for_each_order_whatever_becomes_of_th
     let refused = sent.remove(40);
     sent.sort_unstable();
     let messages = inbox.messages();
-    assert_eq!(messages.keys().copied().collect::<Vec<_>>().len(), 59);
+    assert_eq!(messages.len(), 59);
     assert!(sent.iter().all(|id| messages[id] == 1), "one message for each order");
     let rows = "SELECT event_id FROM notification UNION ALL SELECT event_id FROM held_event WHERE state = 'parked'";
     world.assert_each_once(ids(&orders), rows);

@@ -20,7 +20,7 @@ const BELONGS: [&str; 11] = [
 /// What cargo adds.
 const OF_CARGO: [&str; 4] = [".cargo_vcs_info.json", "Cargo.lock", "Cargo.toml", "Cargo.toml.orig"];
 /// Kinds of files that somebody reads or something runs.
-const KINDS: [&str; 9] = ["rs", "sql", "toml", "md", "html", "yaml", "json", "service", "txt"];
+const KINDS: [&str; 10] = ["rs", "sql", "toml", "md", "html", "yaml", "json", "sh", "service", "dockerignore"];
 
 #[test]
 fn the_package_holds_what_belongs_there_and_all_of_it() {
