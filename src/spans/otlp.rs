@@ -312,7 +312,8 @@ mod tests {
         assert!(recorded.parent_id != 9 && recorded.parent_id != 0);
         assert_eq!(ours(&begun(&context_of(&trace(0), true)), None), None);
         assert_eq!(ours(&begun(&Context::new()), None), None);
-        let link = Link::with_context(SpanContext::NONE);
+        let event = SpanContext::new(TraceId::from(7), SpanId::from(9), TraceFlags::SAMPLED, true, TraceState::NONE);
+        let link = Link::with_context(event);
         let linked = tracer.build_with_context(SpanBuilder::from_name("x").with_links(vec![link]), &Context::new());
         assert!(linked.is_recording(), "the transaction of an event that is recorded");
     }

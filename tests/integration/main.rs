@@ -25,6 +25,7 @@ mod a_taken_key_costs_time_and_nothing_else;
 mod a_trace_goes_on_to_the_provider;
 mod a_wrong_set_up_is_refused_before_anything_is_read;
 mod an_answer_lost_after_the_charge_is_asked_for_again;
+mod an_older_version_runs_on_a_newer_schema;
 mod an_operator_decides_about_held_events;
 mod another_client_writes_the_topic;
 mod another_handler_needs_nothing_but_the_trait;
