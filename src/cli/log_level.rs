@@ -62,7 +62,7 @@ impl LogLevel {
         let (status, text) = (answer.status(), answer.text().await?);
         let told: Value = serde_json::from_str(&text).unwrap_or_default();
         match told["level"].as_str() {
-            Some(level) if status.is_success() => Ok(printable(&words(level, &told))),
+            Some(level) if status.is_success() => Ok(printable(&words(level, &told)) + "\n"),
             _ => bail!("{place} says {status}: {}", printable(told["error"].as_str().unwrap_or("it is no admin port of onceward"))),
         }
     }
@@ -87,7 +87,7 @@ fn words(level: &str, told: &Value) -> String {
     } else {
         String::new()
     };
-    format!("the log level is {level}{was}{by}\n")
+    format!("the log level is {level}{was}{by}")
 }
 
 #[cfg(test)]
@@ -102,11 +102,11 @@ mod tests {
 
     #[test]
     fn what_is_in_use_is_told_with_who_wanted_it() {
-        assert_eq!(words("info", &json!({ "level": "info", "changed": null })), "the log level is info\n");
+        assert_eq!(words("info", &json!({ "level": "info", "changed": null })), "the log level is info");
         let changed = json!({ "actor": "ann", "at": "now", "reason": "ticket 17" });
         assert_eq!(
             words("debug", &json!({ "was": "info", "changed": changed })),
-            "the log level is debug; it was info, by ann since now: ticket 17\n"
+            "the log level is debug; it was info, by ann since now: ticket 17"
         );
     }
 }
