@@ -86,6 +86,10 @@ impl Handler for Billing {
         }
     }
 
+    fn shares_transactions(&self) -> bool {
+        self.provider.is_none()
+    }
+
     /// A payment outlives its claim.
     async fn traces(&self, tx: &mut Session, events: &[&OrderConfirmed]) -> Result<Vec<Trace>, DbError> {
         let ids: Vec<Uuid> = events.iter().map(|event| event.event_id).collect();

@@ -67,7 +67,7 @@ settings! {
 
     /// How much is worked on at once.
     pipeline: PipelineConfig {
-        /// Partitions that are inside a database transaction at once; also the size of the pools of claims and of attempts.
+        /// Database transactions that are open at once; also the size of the pools of claims and of attempts.
         partition_concurrency: usize = 3,
         /// The most events in one transaction.
         batch_max: usize = 2_048,

@@ -203,8 +203,9 @@ pub struct Sequence(i64);
 
 impl Sequence {
     pub(crate) fn of(record: &Record) -> Self {
-        // Offsets are small and digests are not: a record without a key shares its number with nobody.
-        Self(record.key_digest().map_or(record.offset.0, |KeyDigest(digest)| digest))
+        // Offsets are small and digests are not: a record without a key shares its number with nobody. Nor do two partitions share one.
+        let number = record.key_digest().map_or(record.offset.0, |KeyDigest(digest)| digest);
+        Self(number ^ i64::from(record.partition) << 44)
     }
 
     /// The same for all events of the sequence.
@@ -425,9 +426,9 @@ pub struct Pause {
 /// What a handler may know of the batch it is in.
 #[derive(Debug)]
 pub struct BatchContext<A> {
-    /// The partition's row.
+    /// The partition's row; where [partitions share](Handler::shares_transactions) the transaction, that of the first.
     pub source: SourceId,
-    /// The epoch under which this transaction was fenced.
+    /// The epoch under which that row was fenced.
     pub epoch: Epoch,
     /// The consumer group.
     pub group: Arc<str>,
@@ -446,8 +447,8 @@ pub struct BatchContext<A> {
 
 /// A business that applies events once.
 ///
-/// `apply` is called at most once per event and transaction, with events in offset order, and returns one outcome for each, in
-/// that order. Once an outcome of a [`Sequence`] [holds up](Outcome::holds_up) the later events, it does not begin them and returns
+/// `apply` is called at most once per event and transaction, with each partition's events in offset order, and returns one outcome for
+/// each, in the order of the events. Once an outcome of a [`Sequence`] [holds up](Outcome::holds_up) the later events, it does not begin them and returns
 /// [`Outcome::Behind`]. It writes its rows through `tx` and must not end the transaction. Whatever it learns from a downstream that cannot
 /// be asked twice goes into `ctx.answers` at once.
 pub trait Handler: Send + Sync + 'static {
@@ -472,6 +473,13 @@ pub trait Handler: Send + Sync + 'static {
         ctx: &BatchContext<Self::Answer>,
         events: &[Claimed<Self::Event>],
     ) -> impl Future<Output = Result<Vec<Outcome>, DbError>>;
+
+    /// Whether partitions whose records wait at the same time may share a transaction, and so a call of [`Handler::apply`]: it saves each
+    /// of them a COMMIT. For a handler that does nothing but write rows. One that asks a downstream says no, as it does by default: partitions would
+    /// wait for each other's answers, and what the context tells of answers and the stop flag is the first partition's.
+    fn shares_transactions(&self) -> bool {
+        false
+    }
 
     /// Whether these events were applied, by the handler's own rows: one answer for each, in their order. Asked only of events whose ids
     /// lie below the retention floor, so that their claims may be forgotten. A handler whose rows do not tell has nothing to say: such an

@@ -34,6 +34,7 @@ mod horizon;
 pub mod pace;
 pub mod refusal;
 mod requests;
+mod windows;
 pub mod workers;
 
 pub mod payment;

@@ -43,8 +43,9 @@ type Produced = (i32, i64, Instant);
 /// When a partition was seen to have come so far.
 type Seen = (i64, Instant);
 
-/// Between two looks.
+/// Between two looks, at least; and so many times as long as a look has taken, so that looking at many partitions costs little of a core.
 const LOOK: Duration = Duration::from_micros(500);
+const REST: u32 = 4;
 
 #[derive(Default)]
 struct Deliveries(Mutex<Vec<Produced>>);
@@ -157,6 +158,7 @@ fn look(observer: &Observer, is_over: &AtomicBool) -> Result<HashMap<i32, Vec<Se
     let mut seen: HashMap<i32, Vec<Seen>> = HashMap::new();
     loop {
         let last = is_over.load(Ordering::Relaxed);
+        let began = Instant::now();
         let rows = observer.look()?;
         let now = Instant::now();
         for row in rows {
@@ -168,6 +170,6 @@ fn look(observer: &Observer, is_over: &AtomicBool) -> Result<HashMap<i32, Vec<Se
         if last {
             return Ok(seen);
         }
-        thread::sleep(LOOK);
+        thread::sleep(LOOK.max(now.duration_since(began) * REST));
     }
 }

@@ -33,7 +33,7 @@ pub struct Audit {
     /// has ended, whatever the result, its files are removed.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["log", "tables_only"])]
     state: Option<PathBuf>,
-    /// The provider's base URL; its ledger is read from <URL>/v1/ledger. Without it, nobody can say what was charged twice.
+    /// The provider's base URL; its ledger is read from `/v1/ledger` there. Without it, nobody can say what was charged twice.
     #[arg(long, value_name = "URL")]
     ledger: Option<Url>,
     /// Memory for sorting, in MiB; two sorts are at work at the most. What does not fit goes to files without a name in TMPDIR, else

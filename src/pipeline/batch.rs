@@ -100,6 +100,19 @@ pub struct Counts {
     pub skipped: usize,
 }
 
+impl std::iter::Sum for Counts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |all, one| Self {
+            applied: all.applied + one.applied,
+            declined: all.declined + one.declined,
+            duplicates: all.duplicates + one.duplicates,
+            held: all.held + one.held,
+            given_back: all.given_back + one.given_back,
+            skipped: all.skipped + one.skipped,
+        })
+    }
+}
+
 impl Counts {
     /// All records of the batch.
     #[must_use]

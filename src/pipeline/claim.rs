@@ -14,27 +14,32 @@ use crate::pipeline::batch::Batch;
 use crate::pipeline::dedup::{BatchError, Engine, RunBatch};
 use crate::pipeline::form::Claiming;
 use crate::pipeline::horizon;
-use crate::record::SourceId;
+use crate::record::{Epoch, SourceId};
 use crate::store::consumed_partitions::{self, Fence};
 use crate::store::processed_events::ClaimRow;
-use crate::store::{Form, Session, TransactionError};
+use crate::store::{DbError, Form, Session, TransactionError};
 
-/// A transaction that has locked its ownership row. Its body gets the retention floor as of this transaction.
+/// A transaction that has locked its ownership rows. Its body gets the retention floor as of this transaction.
 pub(super) async fn fenced<H: Business, T>(
     engine: &Engine<H>,
     session: &mut Session,
-    run: &RunBatch<H::Answer>,
+    runs: &[&RunBatch<H::Answer>],
     name: &'static str,
     body: impl AsyncFnOnce(&mut Session, Option<Uuid>) -> Result<T, BatchError>,
 ) -> Result<T, TransactionError<BatchError>> {
-    let (words, owner) = (engine.claims.opening(), (run.source, run.epoch));
-    consumed_partitions::fenced(session, name, &engine.limits, words, owner, async |tx: &mut Session, fence: Option<Fence>| {
-        let fence = fence.ok_or(BatchError::Fenced)?;
-        if !run.written.allows(fence.next_offset) {
-            return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
+    let owners: Vec<(SourceId, Epoch)> = runs.iter().map(|run| (run.source, run.epoch)).collect();
+    let words = engine.claims.opening();
+    consumed_partitions::fenced(session, name, &engine.limits, words, &owners, async |tx: &mut Session, fences: Vec<_>| {
+        let mut floor = None;
+        for (run, fence) in runs.iter().zip(fences) {
+            let fence: Fence = fence.ok_or(BatchError::Fenced)?;
+            if !run.written.allows(fence.next_offset) {
+                return Err(BatchError::WentBack { found: fence.next_offset, written: run.written });
+            }
+            floor = floor.max(fence.floor);
         }
         CrashPoint::Fenced.passed();
-        body(tx, fence.floor).await
+        body(tx, floor).await
     })
     .await
 }
@@ -86,6 +91,33 @@ pub(super) async fn claim<H: Business>(
     Ok((claimed, all_new))
 }
 
+/// The same for several partitions, in one statement: all their events are new, or nothing happens. Out: the ids claimed for each.
+pub(super) async fn claim_together<H: Business>(
+    engine: &Engine<H>,
+    tx: &mut Session,
+    runs: &[&RunBatch<H::Answer>],
+    floor: Option<Uuid>,
+    batches: &mut [Batch<'_, H::Event>],
+) -> Result<Vec<Vec<Uuid>>, BatchError> {
+    let (mut rows, mut claimed) = (Vec::new(), Vec::with_capacity(runs.len()));
+    for (run, batch) in runs.iter().zip(&mut *batches) {
+        if let Some(floor) = floor {
+            horizon::look(engine, tx, run.source, floor, batch).await?;
+        }
+        let claims = batch.claims();
+        claimed.push(claims.iter().map(|row| row.event_id).collect());
+        rows.extend(claims.into_iter().map(|row| (run.source, row)));
+    }
+    engine.claims.claim_together(tx, &engine.group, &rows).await.map_err(|error| claim_error(error, Form::Optimistic))?;
+    if !rows.is_empty() {
+        CrashPoint::Claimed.passed();
+    }
+    for (run, batch) in runs.iter().zip(batches) {
+        batch.wait_behind(&run.held.sequences);
+    }
+    Ok(claimed)
+}
+
 /// The claims themselves, and whose fault it is if there are none.
 pub(super) async fn claim_rows<H: Business>(
     engine: &Engine<H>,
@@ -94,12 +126,16 @@ pub(super) async fn claim_rows<H: Business>(
     rows: &[ClaimRow],
     form: Form,
 ) -> Result<Vec<Uuid>, BatchError> {
-    engine.claims.claim(tx, &engine.group, source, rows, form).await.map_err(|error| match error.sqlstate() {
+    engine.claims.claim(tx, &engine.group, source, rows, form).await.map_err(|error| claim_error(error, form))
+}
+
+fn claim_error(error: DbError, form: Form) -> BatchError {
+    match error.sqlstate() {
         // check_violation of the claim itself: no partition takes the row.
         Some("23514") => BatchError::NoDay,
         // Which key it was, its name does not say: each day has its own, and so has the table of another service. If it was not the
         // claim's, the other form will say so.
         Some(_) if form == Form::Optimistic && error.is_taken() => BatchError::Taken,
         Some(_) | None => BatchError::Database(error),
-    })
+    }
 }

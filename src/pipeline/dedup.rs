@@ -1,4 +1,4 @@
-//! One batch, one transaction: fence, claim, effect, held rows, frontier, COMMIT (R-KFK-IDEM-3).
+//! One batch, one transaction: fence, claim, effect, held rows, frontier, COMMIT (R-KFK-IDEM-3). Small batches of several partitions may share one.
 //!
 //! In: a batch of a partition under an epoch. Out: what was settled, confirmed to the OffsetActor after COMMIT and never before. It owns
 //! the transaction. If it dies here, the transaction rolls back or its outcome is unknown; both times the batch runs again, and the
@@ -7,39 +7,31 @@
 //! Invariant: after COMMIT every record of the batch is settled or given back, and the frontier has not passed one given back. A
 //! transaction whose ownership row is not ours claims nothing.
 
-use std::collections::HashSet;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
-use futures_util::FutureExt;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::crash::CrashPoint;
-use crate::event::Money;
-use crate::handler::{Answers, BatchContext, Claimed, Handler as Business, HeldReason, Outcome, StopFlag};
+use crate::handler::{Answers, Handler as Business, StopFlag};
 use crate::held::RetryPolicy;
-use crate::metrics::{self, DuplicateCause};
-use crate::pipeline::batch::{Batch, Counts};
-use crate::pipeline::claim::{claim, fenced};
+use crate::metrics;
 use crate::pipeline::due::{Which, run_held};
 use crate::pipeline::form::{Claiming, Forms};
-use crate::pipeline::horizon;
 use crate::pipeline::offset::{Confirmed, OffsetActor};
-use crate::pipeline::refusal::{Refusal, Try, row_error};
+use crate::pipeline::refusal::{Refusal, Try};
 use crate::pipeline::requests::run_requests;
 use crate::pipeline::window::{Position, WindowBatch};
-use crate::record::{Epoch, Holds, NextOffset, Offset, RecordDigest, Skips, SourceId};
+use crate::pipeline::windows::run_windows;
+use crate::record::{Epoch, Holds, NextOffset, Offset, Skips, SourceId};
 use crate::retention::Days;
 use crate::spans::Spans;
-use crate::status::{Duplicates, Status};
+use crate::status::Status;
 use crate::store::consumed_partitions::Doubt;
-use crate::store::held_events::NewHeld;
-use crate::store::held_turns::{self, OpenHeld};
+use crate::store::held_turns::OpenHeld;
 use crate::store::processed_events::ClaimTable;
-use crate::store::{DbError, ErrorClass, Form, PooledSession, Session, Store, TimeLimits, TransactionError};
-use crate::store::{consumed_partitions, held_events};
+use crate::store::{DbError, ErrorClass, Form, PooledSession, Store, TimeLimits, TransactionError};
 
 /// How often a missing day partition is made and the batch run again, before the partition stops.
 const DAY_TRIES: usize = 3;
@@ -138,11 +130,18 @@ pub struct RunBatch<A> {
     pub stop: StopFlag,
 }
 
+/// Run the batches of several partitions' windows in one transaction. What became of each comes back in their order.
+#[derive(Message, Debug)]
+#[rtype(result = "Vec<Done>")]
+pub struct RunTogether<A>(pub Vec<RunBatch<A>>);
+
 /// What became of a batch.
 #[derive(Debug)]
 pub enum Done {
     /// It has committed.
     Settled(Settled),
+    /// It could not share its transaction with other partitions; nothing was written. Run it again in one of its own.
+    Apart,
     /// The row is not ours any more; nothing was written.
     Fenced,
     /// The database is not in the state that this owner left it in; nothing was written.
@@ -212,7 +211,7 @@ pub(super) enum BatchError {
     Database(#[from] DbError),
 }
 
-/// The actor: one batch at a time, because a worker is lent to one partition at a time.
+/// The actor: one transaction at a time.
 #[derive(Debug)]
 pub struct DedupActor<H: Business> {
     engine: Arc<Engine<H>>,
@@ -232,6 +231,17 @@ impl Written {
     #[must_use]
     pub fn allows(self, found: Option<NextOffset>) -> bool {
         found == self.surely || (self.perhaps.is_some() && found == self.perhaps)
+    }
+}
+
+impl<A> RunBatch<A> {
+    /// Its records, if they are of the window.
+    #[must_use]
+    pub const fn window(&self) -> Option<&WindowBatch> {
+        match &self.work {
+            Work::Window(window) => Some(window),
+            Work::Requests | Work::Held { .. } => None,
+        }
     }
 }
 
@@ -269,6 +279,18 @@ impl<H: Business> Handler<RunBatch<H::Answer>> for DedupActor<H> {
     }
 }
 
+impl<H: Business> Handler<RunTogether<H::Answer>> for DedupActor<H> {
+    type Result = AtomicResponse<Self, Vec<Done>>;
+
+    fn handle(&mut self, RunTogether(batches): RunTogether<H::Answer>, _: &mut Self::Context) -> Self::Result {
+        let run = run_together(Arc::clone(&self.engine), self.offsets.clone(), batches, self.kept());
+        AtomicResponse::new(Box::pin(run.into_actor(self).map(|(done, session), actor, _| {
+            actor.kept = session.map(|session| (session, Instant::now()));
+            done
+        })))
+    }
+}
+
 /// Runs a batch to its end: with days made where they are missing, an offender that stands alone held, and confirmed after COMMIT. Out:
 /// also the connection, when the next batch may begin on it.
 async fn run<H: Business>(
@@ -283,20 +305,17 @@ async fn run<H: Business>(
     // Only records of the window are likely to be new: what is held was tried before.
     let mut claiming = if matches!(batch.work, Work::Window(_)) { batch.forms.next() } else { Claiming::OnConflict };
     loop {
-        let mut session = match kept.take() {
-            Some(session) => session,
-            None => match engine.store.claims.get().await {
-                Ok(session) => session,
-                Err(error) => return (give_up(BatchError::Database(error.into())), None),
-            },
+        let mut session = match session(&engine, kept.take()).await {
+            Ok(session) => session,
+            Err(error) => return (give_up(BatchError::Database(error)), None),
         };
         let begun = Instant::now();
         // What COMMIT would write, should its answer be lost.
-        let mut perhaps = None;
+        let mut perhaps = Vec::new();
         let result = match &batch.work {
             Work::Window(window) => {
                 let this = Try { claiming, refusal: alone.as_ref() };
-                run_window(&engine, &mut session, &batch, window, this, &mut perhaps).await
+                run_windows(&engine, &mut session, (&[&batch], &[window]), this, &mut perhaps).await.map(only)
             }
             Work::Requests => run_requests(&engine, &mut session, &batch).await,
             Work::Held { limit, requested_only } => {
@@ -306,12 +325,7 @@ async fn run<H: Business>(
         };
         let done = match result {
             Ok(settled) => {
-                if let Some(frontier) = settled.frontier {
-                    let confirmed = Confirmed { partition: batch.partition, epoch: batch.epoch, next_offset: frontier.next_offset };
-                    // An OffsetActor that is gone ends the process by its death notice.
-                    let _ = offsets.send(confirmed).await;
-                    CrashPoint::Confirmed.passed();
-                }
+                confirm(&offsets, &batch, &settled).await;
                 return (Done::Settled(settled), Some(session));
             }
             // Nothing has happened but calls, whose answers are kept.
@@ -343,11 +357,85 @@ async fn run<H: Business>(
             Err(TransactionError::Begin(error)) => give_up(BatchError::Database(error)),
             Err(TransactionError::CommitUnknown(error)) => {
                 warn!(partition = batch.partition, %error, "nobody knows whether COMMIT happened: the batch runs again and the claims tell");
-                Done::Again(Again { error: error.to_string(), rebump: true, contention: false, perhaps })
+                Done::Again(Again { error: error.to_string(), rebump: true, contention: false, perhaps: perhaps.pop() })
             }
         };
         return (done, None);
     }
+}
+
+/// Runs batches of several windows in one transaction, plainly. Whatever does not go well by itself, each of them does alone: only an outage
+/// and the unknown end of a COMMIT are everybody's.
+async fn run_together<H: Business>(
+    engine: Arc<Engine<H>>,
+    offsets: Addr<OffsetActor>,
+    batches: Vec<RunBatch<H::Answer>>,
+    kept: Option<PooledSession>,
+) -> (Vec<Done>, Option<PooledSession>) {
+    let all = |done: &dyn Fn(usize) -> Done| (0..batches.len()).map(done).collect::<Vec<_>>();
+    let again = |error: &DbError, perhaps: &[NextOffset]| {
+        let error = error.to_string();
+        all(&|at| {
+            let (error, perhaps) = (error.clone(), perhaps.get(at).copied());
+            Done::Again(Again { error, rebump: true, contention: false, perhaps })
+        })
+    };
+    let mut session = match session(&engine, kept).await {
+        Ok(session) => session,
+        Err(error) => return (again(&error, &[]), None),
+    };
+    let windows: Vec<&WindowBatch> = batches.iter().filter_map(RunBatch::window).collect();
+    assert_eq!(windows.len(), batches.len(), "only windows share a transaction");
+    let (mut perhaps, begun) = (Vec::new(), Instant::now());
+    let this = Try { claiming: Claiming::Optimistic, refusal: None };
+    let runs: Vec<&RunBatch<H::Answer>> = batches.iter().collect();
+    match run_windows(&engine, &mut session, (&runs, &windows), this, &mut perhaps).await {
+        Ok(settled) => {
+            for (batch, settled) in batches.iter().zip(&settled) {
+                confirm(&offsets, batch, settled).await;
+            }
+            (settled.into_iter().map(Done::Settled).collect(), Some(session))
+        }
+        Err(TransactionError::CommitUnknown(error)) => {
+            let partitions = batches.len();
+            warn!(partitions, %error, "nobody knows whether COMMIT happened: the batches run again and the claims tell");
+            (again(&error, &perhaps), None)
+        }
+        Err(TransactionError::Begin(error) | TransactionError::Body(BatchError::Database(error)))
+            if error.class() == ErrorClass::Connection =>
+        {
+            (again(&error, &[]), None)
+        }
+        Err(error) => {
+            debug!(partitions = batches.len(), %error, "rolled back: each partition goes on in a transaction of its own");
+            metrics::stage(metrics::Stage::Claim, begun.elapsed());
+            (all(&|_| Done::Apart), session.is_settled().then_some(session))
+        }
+    }
+}
+
+/// The connection of the last batch, or another.
+async fn session<H: Business>(engine: &Engine<H>, kept: Option<PooledSession>) -> Result<PooledSession, DbError> {
+    match kept {
+        Some(session) => Ok(session),
+        None => Ok(engine.store.claims.get().await?),
+    }
+}
+
+/// Tells the OffsetActor, after COMMIT.
+async fn confirm<A>(offsets: &Addr<OffsetActor>, batch: &RunBatch<A>, settled: &Settled) {
+    if let Some(frontier) = settled.frontier {
+        let confirmed = Confirmed { partition: batch.partition, epoch: batch.epoch, next_offset: frontier.next_offset };
+        // An OffsetActor that is gone ends the process by its death notice.
+        let _ = offsets.send(confirmed).await;
+        CrashPoint::Confirmed.passed();
+    }
+}
+
+/// What became of the only one.
+fn only(mut settled: Vec<Settled>) -> Settled {
+    let Some(settled) = settled.pop() else { unreachable!("one for each batch") };
+    settled
 }
 
 /// Also where a key is deferred to COMMIT, or a handler has swallowed the error and only the aborted transaction tells.
@@ -377,172 +465,4 @@ fn give_up(error: BatchError) -> Done {
             ErrorClass::Schema => Done::Stop { reason: words, serves: false },
         },
     }
-}
-
-async fn run_window<H: Business>(
-    engine: &Engine<H>,
-    session: &mut Session,
-    run: &RunBatch<H::Answer>,
-    window: &WindowBatch,
-    this: Try<'_>,
-    perhaps: &mut Option<NextOffset>,
-) -> Result<Settled, TransactionError<BatchError>> {
-    let started = Instant::now();
-    let mut spans = engine.spans.batch(run.partition);
-    let discarded = discarded(session, run, window).await.map_err(TransactionError::Begin)?;
-    let mut batch = Batch::decode(&engine.handler, window.records(), &run.skips, SystemTime::now(), engine.future_skew, &discarded);
-    batch.hold(&run.holds);
-    metrics::stage(metrics::Stage::Decode, started.elapsed());
-    CrashPoint::Decoded.passed();
-    engine.days.ensure(&engine.store, batch.open_ids()).await.map_err(TransactionError::Begin)?;
-
-    let (mut written, mut newly_held, mut all_new) = (started, String::new(), None);
-    let error_of = |error| row_error(error, window.records().len(), None, this);
-    let claiming = Instant::now();
-    let settled = fenced(engine, session, run, "batch", async |tx, floor| {
-        let claimed;
-        (claimed, all_new) = claim(engine, tx, run, this.claiming, floor, &mut batch).await?;
-        metrics::stage(metrics::Stage::Claim, claiming.elapsed());
-        let mut events = batch.take_claimed(&run.doubt);
-        spans.begin(&mut events);
-        let outcomes = apply(engine, tx, run, &events, this).await.map_err(error_of)?;
-        spans.conclude(&outcomes);
-        batch.conclude(outcomes, &engine.retry);
-
-        let settling = Instant::now();
-        let unclaim = batch.unclaim(&claimed);
-        if !unclaim.is_empty() {
-            horizon::give_back(tx, &engine.group, &unclaim).await?;
-        }
-        let held = batch.held();
-        let holds = !held.is_empty();
-        if holds {
-            newly_held = by_reason(&held);
-            held_events::hold(tx, run.source, &held).await.map_err(|error| error_of(error.into()))?;
-            CrashPoint::HeldWritten.passed();
-        }
-        let given_back = batch.given_back();
-        let frontier = window.frontier(&given_back);
-        if Some(frontier.next_offset) != run.written.surely || run.written.perhaps.is_some() {
-            let made = window.made_first();
-            consumed_partitions::advance(tx, run.source, run.epoch, frontier.next_offset, frontier.last_record, made);
-        }
-        CrashPoint::BeforeCommit.passed();
-        *perhaps = Some(frontier.next_offset);
-        let held = if holds { Some(held_turns::open(tx, run.source).await?) } else { None };
-        let started = events.len().saturating_sub(given_back.len());
-        written = Instant::now();
-        metrics::stage(metrics::Stage::Settle, written - settling);
-        Ok::<_, BatchError>(Settled { frontier: Some(frontier), given_back, started, wait: batch.wait(), held })
-    });
-    let settled = settled.await?;
-    metrics::stage(metrics::Stage::Commit, written.elapsed());
-    CrashPoint::Committed.passed();
-    spans.committed();
-    if let Some(all_new) = all_new {
-        run.forms.committed(this.claiming, all_new);
-        metrics::claims(this.claiming.into());
-    }
-    if !newly_held.is_empty() {
-        warn!(partition = run.partition, held = newly_held, "not applied; `onceward held list` shows them");
-    }
-    // Also those given back: what was learned of them is in their attempts' rows now.
-    run.answers.forget(batch.ids());
-    report(batch.counts());
-    report_duplicates(&engine.status, run.replayed_below, batch.duplicates());
-    report_age(window);
-    Ok(settled)
-}
-
-/// How many of which reason: `2 invalid, 1 unknown`.
-fn by_reason(held: &[NewHeld<'_>]) -> String {
-    let count = |reason: HeldReason| held.iter().filter(|held| held.reason == reason).count();
-    let counts = HeldReason::ALL.into_iter().map(|reason| (count(reason), reason)).filter(|(count, _)| *count > 0);
-    counts.map(|(count, reason)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ")
-}
-
-/// What operators have discarded among records that are read again. There is nothing to ask while the partition moves ahead.
-async fn discarded<A>(
-    session: &mut Session,
-    run: &RunBatch<A>,
-    window: &WindowBatch,
-) -> Result<HashSet<(Offset, RecordDigest)>, DbError> {
-    let read_before = window.records().take_while(|record| run.held.last_discarded.is_some_and(|last| record.offset <= last));
-    let read_before: Vec<_> = read_before.map(|record| (record.offset, record.digest())).collect();
-    held_turns::discarded(session, run.source, &read_before).await
-}
-
-/// The effect, under a guard: a panic rolls the batch back and ends nothing else. After a `refusal` there is no effect.
-pub(super) async fn apply<H: Business>(
-    engine: &Engine<H>,
-    tx: &mut Session,
-    run: &RunBatch<H::Answer>,
-    events: &[Claimed<H::Event>],
-    this: Try<'_>,
-) -> Result<Vec<Outcome>, BatchError> {
-    if events.is_empty() {
-        return Ok(Vec::new());
-    }
-    let started = Instant::now();
-    let context = BatchContext {
-        source: run.source,
-        epoch: run.epoch,
-        group: Arc::clone(&engine.group),
-        form: this.claiming.form(),
-        deadline: started + engine.effect_deadline,
-        deadline_wall: SystemTime::now() + engine.effect_deadline,
-        stop: run.stop.clone(),
-        answers: run.answers.clone(),
-    };
-    let apply = async {
-        let Some(refusal) = this.refusal else { return engine.handler.apply(tx, &context, events).await };
-        let mut outcomes = Vec::with_capacity(events.len());
-        for event in events {
-            outcomes.push(engine.handler.refused(tx, &context, event, &refusal.error).await?);
-        }
-        Ok(outcomes)
-    };
-    let applied = AssertUnwindSafe(apply).catch_unwind().await;
-    metrics::stage(metrics::Stage::Apply, started.elapsed());
-    // A handler's own statements carry no SQLSTATE: the session knows the last one.
-    applied.map_err(|_| BatchError::Panicked)?.map_err(|error| BatchError::Database(tx.db_error("apply", error)))
-}
-
-pub(super) fn report(counts: Counts) {
-    metrics::batch_size(counts.sum());
-    metrics::events(metrics::Outcome::Applied, counts.applied);
-    metrics::events(metrics::Outcome::Declined, counts.declined);
-    metrics::events(metrics::Outcome::Duplicate, counts.duplicates);
-    metrics::events(metrics::Outcome::Held, counts.held);
-    metrics::events(metrics::Outcome::GivenBack, counts.given_back);
-    metrics::events(metrics::Outcome::Skipped, counts.skipped);
-}
-
-/// Why events came that were settled before, and what that would have cost.
-fn report_duplicates(
-    status: &Status,
-    replayed_below: Option<NextOffset>,
-    duplicates: impl Iterator<Item = (Offset, bool, Option<Money>)>,
-) {
-    let mut explained = Duplicates::default();
-    for (offset, same_record, worth) in duplicates {
-        let cause = match same_record {
-            false => DuplicateCause::ProducedAgain,
-            true if replayed_below.is_some_and(|below| offset.0 < below.0) => DuplicateCause::Replay,
-            true => DuplicateCause::Redelivery,
-        };
-        explained.add(cause, worth);
-    }
-    for (cause, count) in explained.counts() {
-        metrics::duplicates(cause, count);
-    }
-    status.duplicates(&explained);
-}
-
-/// The age of a batch's oldest record when it has committed.
-fn report_age(window: &WindowBatch) {
-    let Some(made) = window.records().next().and_then(|oldest| u64::try_from(oldest.timestamp_ms?).ok()) else { return };
-    let made = SystemTime::UNIX_EPOCH + Duration::from_millis(made);
-    // A clock that is behind the producer's makes it zero.
-    metrics::record_age_at_commit(SystemTime::now().duration_since(made).unwrap_or_default());
 }

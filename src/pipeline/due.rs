@@ -17,10 +17,11 @@ use crate::handler::{Claimed, Event, EventDigest, Handler as Business, HeldReaso
 use crate::held::{Next, RetryPolicy};
 use crate::pipeline::batch::{Counts, FUTURE, OTHER_CONTENT, decode_guarded, is_future};
 use crate::pipeline::claim::{claim_rows, fenced};
-use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled, apply, report};
+use crate::pipeline::dedup::{BatchError, Engine, RunBatch, Settled};
 use crate::pipeline::form::Claiming;
 use crate::pipeline::horizon;
 use crate::pipeline::refusal::{Refusal, Try, row_error};
+use crate::pipeline::windows::{apply, report};
 use crate::record::KeyDigest;
 use crate::store::held_events::{self, HeldState, HeldUpdate};
 use crate::store::held_turns::{self, DueHeld};
@@ -48,7 +49,7 @@ pub(super) async fn run_held<H: Business>(
 ) -> Result<Settled, TransactionError<BatchError>> {
     engine.days.ensure(&engine.store, days.iter().copied()).await.map_err(TransactionError::Begin)?;
     let mut spans = engine.spans.batch(run.partition);
-    let (settled, ids, counts) = fenced(engine, session, run, "held", async |tx, floor| {
+    let (settled, ids, counts) = fenced(engine, session, &[run], "held", async |tx, floor| {
         let limit = i64::try_from(which.limit).unwrap_or(i64::MAX);
         let rows = held_turns::lock_due(tx, run.source, limit, which.requested_only).await?;
         if !rows.is_empty() {

@@ -18,14 +18,14 @@ use crate::metrics;
 use crate::pipeline::agenda::{Agenda, Next};
 use crate::pipeline::command::Records;
 use crate::pipeline::dedup::{Again, Done, RunBatch, Settled, Work, Written};
-use crate::pipeline::form::Forms;
+use crate::pipeline::form::{Claiming, Forms};
 use crate::pipeline::lives::{Report, Reported, Wrote};
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::takeover::{Positioned, after_bump};
 use crate::pipeline::window::{Refused, Window};
-use crate::pipeline::workers::Workers;
+use crate::pipeline::workers::{Turn, Workers};
 use crate::record::{Epoch, Holds, NextOffset, Skips, SourceId};
-use crate::status::Turn;
+use crate::status::Turn as Shown;
 use crate::store::DbError;
 use crate::store::consumed_partitions::{self, Doubt, Ownership};
 use crate::store::held_turns::OpenHeld;
@@ -81,6 +81,8 @@ pub struct PartitionActor<H: Business> {
     deferred: Option<String>,
     state: State,
     outages: u32,
+    /// The last batch could not share its transaction, so the next one does not try.
+    apart: bool,
     drained: Option<oneshot::Sender<()>>,
     /// Why it ends when the batch that is in flight has ended.
     ending: Option<Report>,
@@ -160,6 +162,7 @@ impl<H: Business> PartitionActor<H> {
             deferred: None,
             state: State::Idle,
             outages: 0,
+            apart: false,
             drained: None,
             ending: None,
             timer: None,
@@ -189,19 +192,20 @@ impl<H: Business> PartitionActor<H> {
             Next::Nothing => return,
         }
         self.state = State::Queued;
-        self.show_turn(Turn::Queued(Instant::now()));
+        self.show_turn(Shown::Queued(Instant::now()));
         let asked = Instant::now();
-        let workers = Arc::clone(&self.workers);
-        // The batch is taken once a DedupActor is free: what arrives while waiting still joins it.
-        let batch = async move { workers.borrow().await }.into_actor(self).then(move |worker, actor, _| {
+        let (workers, shares) = (Arc::clone(&self.workers), self.shares());
+        // The batch is taken once its turn has come: what arrives while waiting still joins it.
+        let batch = async move { workers.turn(shares).await }.into_actor(self).then(move |turn, actor, _| {
             metrics::stage(metrics::Stage::Wait, asked.elapsed());
-            let batch = actor.next_batch();
+            let batch = actor.next_batch(&turn);
             actor.state = State::Busy;
-            actor.show_turn(Turn::Running);
+            actor.show_turn(Shown::Running);
             actor.show_in_flight(batch.as_ref());
+            let shares = actor.shares() && batch.as_ref().is_some_and(|batch| batch.window().is_some());
             async move {
                 match batch {
-                    Some(batch) => Some(worker.run(batch).await),
+                    Some(batch) => Some(turn.run(batch, shares).await),
                     None => None,
                 }
             }
@@ -224,16 +228,24 @@ impl<H: Business> PartitionActor<H> {
         true
     }
 
+    /// Whether the next batch may go with those of other partitions, if it is of the window: where all of it is likely to be new.
+    fn shares(&self) -> bool {
+        let allowed = self.workers.engine().handler.shares_transactions();
+        allowed && !self.apart && self.forms.next() == Claiming::Optimistic
+    }
+
     /// The batch to run now; nothing once the stop flag is raised.
-    fn next_batch(&mut self) -> Option<RunBatch<H::Answer>> {
+    fn next_batch(&mut self, turn: &Turn<H>) -> Option<RunBatch<H::Answer>> {
         if self.stop.is_raised() {
             return None;
         }
         let next = self.agenda.next(self.window.is_empty(), Instant::now());
         let work = match next {
+            Next::Window => Work::Window(self.window.take(turn.take(self.batch_max.min(self.window.len())))?),
+            // It asks again, and then for a transaction of its own.
+            Next::Requests | Next::Held { .. } if turn.is_shared() => return None,
             Next::Requests => Work::Requests,
             Next::Held { requested_only } => Work::Held { limit: self.batch_max, requested_only },
-            Next::Window => Work::Window(self.window.take(self.batch_max)?),
             Next::Wait(_) | Next::Nothing => return None,
         };
         self.agenda.begun(next);
@@ -258,11 +270,15 @@ impl<H: Business> PartitionActor<H> {
     /// The end of a batch: the one place where it becomes a state.
     fn take(&mut self, done: Option<Done>, ctx: &mut Context<Self>) {
         self.state = State::Idle;
-        self.show_turn(Turn::Resting);
+        self.show_turn(Shown::Resting);
         self.show_in_flight(None);
         match done {
             None => {}
             Some(Done::Settled(settled)) => self.settle(settled),
+            Some(Done::Apart) => {
+                self.window.abandon();
+                self.apart = true;
+            }
             Some(Done::Again(again)) => {
                 self.window.abandon();
                 self.recover(again, ctx);
@@ -290,6 +306,7 @@ impl<H: Business> PartitionActor<H> {
         self.show_window();
         self.agenda.settled(settled.wait, now);
         self.outages = 0;
+        self.apart = false;
         self.deferred = settled.wait.map(|wait| {
             format!(
                 "the downstream could not be called, and {} records wait, for {} ms",
@@ -431,14 +448,12 @@ impl<H: Business> PartitionActor<H> {
     }
 
     fn show_in_flight(&self, batch: Option<&RunBatch<H::Answer>>) {
-        let events = match batch.map(|batch| &batch.work) {
-            Some(Work::Window(window)) => window.records().len(),
-            Some(Work::Requests | Work::Held { .. }) | None => 0, // how many are due only their transaction will know
-        };
+        // How many held events are due only their transaction will know.
+        let events = batch.and_then(RunBatch::window).map_or(0, |window| window.records().len());
         self.workers.engine().status.in_flight(self.partition, self.epoch, events);
     }
 
-    fn show_turn(&self, turn: Turn) {
+    fn show_turn(&self, turn: Shown) {
         self.workers.engine().status.turn(self.partition, self.epoch, turn);
     }
 

@@ -26,7 +26,8 @@ pub(super) async fn run_requests<H: Business>(
     session: &mut Session,
     run: &RunBatch<H::Answer>,
 ) -> Result<Settled, TransactionError<BatchError>> {
-    let carried_out = fenced(engine, session, run, "requests", async |tx, _| {
+    let runs = [run];
+    let carried_out = fenced(engine, session, &runs, "requests", async |tx, _| {
         let requests = held_requests::lock(tx, run.source, AT_ONCE).await?;
         CrashPoint::RequestRead.passed();
         let mut done = Vec::with_capacity(requests.len());

@@ -1,33 +1,54 @@
 //! The DedupActors and who may use one: `partition_concurrency` of them, lent to partitions in the order they ask.
 //!
-//! In: a partition that has work. Out: a DedupActor on loan, returned when the loan is dropped. It owns their addresses. If one dies
-//! on a batch, that batch's outcome is unknown, and another actor takes its place.
+//! In: a partition that has work. Out: a DedupActor on loan, returned when the loan is dropped; or a seat in the transaction of a partition
+//! that has one, when both wait with new records of their windows and the handler lets partitions share. It owns the actors' addresses and the queue.
+//! If a DedupActor dies on a batch, that batch's outcome is unknown, and another actor takes its place.
 //!
-//! Invariant: no more transactions are open than there are permits, and a DedupActor serves one partition at a time.
+//! Invariant: no more transactions are open than there are DedupActors, and a DedupActor has one transaction at a time.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use actix::Arbiter;
 use actix::prelude::*;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 use tracing::error;
 
 use crate::handler::Handler as Business;
-use crate::pipeline::dedup::{DedupActor, Done, Engine, RunBatch};
+use crate::pipeline::dedup::{DedupActor, Done, Engine, RunBatch, RunTogether};
 use crate::pipeline::offset::OffsetActor;
 use crate::pipeline::pace::Pace;
+
+/// The most events of a transaction that several partitions share: beyond it, what a COMMIT costs is little to each of them.
+const SHARED_MAX: usize = 512;
+/// After a transaction that its partitions could not share, so many turns are taken alone.
+const TURNS_APART: usize = 32;
 
 /// The DedupActors: `partition_concurrency` of them, lent out first come, first served.
 #[derive(Debug)]
 pub struct Workers<H: Business> {
     engine: Arc<Engine<H>>,
     offsets: Addr<OffsetActor>,
-    free: Arc<Semaphore>,
-    idle: Mutex<Vec<Addr<DedupActor<H>>>>,
+    queue: Mutex<Queue<H>>,
     threads: Threads,
     pace: Pace,
+}
+
+/// Nobody waits while an actor is free.
+#[derive(Debug)]
+struct Queue<H: Business> {
+    free: Vec<Addr<DedupActor<H>>>,
+    waiting: VecDeque<Waiting<H>>,
+    /// Turns until partitions may share a transaction again.
+    apart: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<H: Business> {
+    shares: bool,
+    turn: oneshot::Sender<Turn<H>>,
 }
 
 /// The DedupActors' threads: one per core, so that a batch which is decoded keeps no other waiting for its database.
@@ -37,13 +58,32 @@ struct Threads {
     next: AtomicUsize,
 }
 
+/// A partition's batch may run.
+#[derive(Debug)]
+pub enum Turn<H: Business> {
+    /// In a transaction that begins with it.
+    Own(Worker<H>),
+    /// In that of another partition.
+    Shared(Seat<H::Answer>),
+}
+
 /// A DedupActor on loan.
 #[derive(Debug)]
 pub struct Worker<H: Business> {
     workers: Arc<Workers<H>>,
     actor: Option<Addr<DedupActor<H>>>,
-    _permit: OwnedSemaphorePermit,
 }
+
+/// A place in another partition's transaction.
+#[derive(Debug)]
+pub struct Seat<A> {
+    /// How many more events that transaction takes, from all who have a seat.
+    room: Arc<AtomicUsize>,
+    board: oneshot::Sender<Aboard<A>>,
+}
+
+/// A batch that came along, and who waits for its end.
+type Aboard<A> = (RunBatch<A>, oneshot::Sender<Done>);
 
 impl<H: Business> Workers<H> {
     /// `count` DedupActors, whose batches a drain waits for so long.
@@ -51,27 +91,28 @@ impl<H: Business> Workers<H> {
     pub fn start(engine: Arc<Engine<H>>, offsets: Addr<OffsetActor>, count: usize, drain: Duration) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = Threads { arbiters: (0..count.min(cores)).map(|_| Arbiter::new()).collect(), next: AtomicUsize::new(0) };
-        let idle = (0..count).map(|_| threads.start(DedupActor::new(Arc::clone(&engine), offsets.clone()))).collect();
-        Arc::new(Self {
-            engine,
-            offsets,
-            free: Arc::new(Semaphore::new(count)),
-            idle: Mutex::new(idle),
-            threads,
-            pace: Pace::new(drain),
-        })
+        let free = (0..count).map(|_| threads.start(DedupActor::new(Arc::clone(&engine), offsets.clone()))).collect();
+        let queue = Mutex::new(Queue { free, waiting: VecDeque::new(), apart: 0 });
+        Arc::new(Self { engine, offsets, queue, threads, pace: Pace::new(drain) })
     }
 
-    /// The next free DedupActor, in the order asked.
-    ///
-    /// # Panics
-    /// Never: the semaphore is not closed, and holds as many permits as there are actors.
-    pub async fn borrow(self: &Arc<Self>) -> Worker<H> {
-        let permit = Arc::clone(&self.free).acquire_owned().await.expect("the semaphore is never closed");
-        let actor = self.idle().pop().filter(Addr::connected);
-        // One that has died on a batch is replaced here.
-        let actor = actor.unwrap_or_else(|| self.threads.start(DedupActor::new(Arc::clone(&self.engine), self.offsets.clone())));
-        Worker { workers: Arc::clone(self), actor: Some(actor), _permit: permit }
+    /// The next turn, in the order asked. `shares`: the batch may go with those of other partitions.
+    pub async fn turn(self: &Arc<Self>, shares: bool) -> Turn<H> {
+        loop {
+            let waiting = {
+                let mut queue = self.queue();
+                if let Some(actor) = queue.free.pop() {
+                    return Turn::Own(self.lend(actor));
+                }
+                let (turn, waiting) = oneshot::channel();
+                queue.waiting.push_back(Waiting { shares, turn });
+                waiting
+            };
+            // Whoever had it in hand may have gone with it.
+            if let Ok(turn) = waiting.await {
+                return turn;
+            }
+        }
     }
 
     /// What the actors share.
@@ -80,8 +121,51 @@ impl<H: Business> Workers<H> {
         &self.engine
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Addr<DedupActor<H>>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// One that has died on a batch is replaced here.
+    fn lend(self: &Arc<Self>, actor: Addr<DedupActor<H>>) -> Worker<H> {
+        let alive = actor.connected();
+        let new = || self.threads.start(DedupActor::new(Arc::clone(&self.engine), self.offsets.clone()));
+        Worker { workers: Arc::clone(self), actor: Some(if alive { actor } else { new() }) }
+    }
+
+    /// Hands the actor to whoever waits longest and is still there.
+    fn give_back(self: &Arc<Self>, mut actor: Addr<DedupActor<H>>) {
+        loop {
+            let next = {
+                let mut queue = self.queue();
+                let Some(next) = queue.waiting.pop_front() else {
+                    queue.free.push(actor);
+                    return;
+                };
+                next
+            };
+            let Err(Turn::Own(mut refused)) = next.turn.send(Turn::Own(self.lend(actor))) else { return };
+            let Some(returned) = refused.actor.take() else { unreachable!("it was lent a moment ago") };
+            actor = returned;
+        }
+    }
+
+    /// Those who wait and would share, at most so many, unless that went wrong a moment ago.
+    fn companions(&self, most: usize) -> Vec<oneshot::Sender<Turn<H>>> {
+        let mut queue = self.queue();
+        if queue.apart > 0 {
+            queue.apart -= 1;
+            return Vec::new();
+        }
+        let (mut companions, mut stay) = (Vec::new(), VecDeque::new());
+        for waiting in queue.waiting.drain(..) {
+            if waiting.shares && companions.len() < most {
+                companions.push(waiting.turn);
+            } else {
+                stay.push_back(waiting);
+            }
+        }
+        queue.waiting = stay;
+        companions
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue<H>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,25 +184,113 @@ impl Drop for Threads {
     }
 }
 
+impl<H: Business> Turn<H> {
+    /// Of so many events that could run: how many may.
+    #[must_use]
+    pub fn take(&self, events: usize) -> usize {
+        match self {
+            Self::Own(_) => events,
+            Self::Shared(seat) => {
+                let left = |room: usize| Some(room.saturating_sub(events));
+                let Ok(room) = seat.room.fetch_update(Ordering::AcqRel, Ordering::Acquire, left) else {
+                    unreachable!("there is always a next value")
+                };
+                room.min(events)
+            }
+        }
+    }
+
+    /// Whether only a window's batch that shares may run.
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// Runs a batch. `shares`: others who wait come along.
+    pub async fn run(self, batch: RunBatch<H::Answer>, shares: bool) -> Done {
+        match self {
+            Self::Own(worker) if shares => worker.run_together(batch).await,
+            Self::Own(worker) => worker.run(batch).await,
+            Self::Shared(seat) => {
+                let (done, ended) = oneshot::channel();
+                match seat.board.send((batch, done)) {
+                    Ok(()) => ended.await.unwrap_or(Done::Died),
+                    // Whose transaction it was to be is gone, and has not begun it.
+                    Err(_) => Done::Apart,
+                }
+            }
+        }
+    }
+}
+
 impl<H: Business> Worker<H> {
-    /// Runs a batch. A DedupActor that dies on it leaves its outcome unknown.
-    pub async fn run(self, batch: RunBatch<H::Answer>) -> Done {
-        let Some(actor) = &self.actor else { unreachable!("the actor goes back only when the loan ends") };
+    /// A DedupActor that dies on it leaves its outcome unknown.
+    async fn run(self, batch: RunBatch<H::Answer>) -> Done {
         let partition = batch.partition;
         let began = Instant::now();
-        let done = actor.send(batch).await.unwrap_or_else(|closed| {
+        let done = self.actor().send(batch).await.unwrap_or_else(|closed| {
             error!(partition, %closed, "a DedupActor died on a batch");
             Done::Died
         });
         self.workers.pace.took(began.elapsed());
         done
     }
+
+    /// With the batches of those who wait, as far as there is room.
+    async fn run_together(self, batch: RunBatch<H::Answer>) -> Done {
+        let room =
+            SHARED_MAX.min(self.workers.engine.batch_max).saturating_sub(batch.window().map_or(0, |window| window.records().len()));
+        let companions = self.workers.companions(room);
+        let room = Arc::new(AtomicUsize::new(room));
+        let mut boarding = Vec::with_capacity(companions.len());
+        for companion in companions {
+            let (board, aboard) = oneshot::channel();
+            // One that is gone, or has other work by now, leaves its seat empty.
+            if companion.send(Turn::Shared(Seat { room: Arc::clone(&room), board })).is_ok() {
+                boarding.push(aboard);
+            }
+        }
+        let (mut batches, mut waiting) = (vec![batch], Vec::with_capacity(boarding.len() + 1));
+        let (done, ended) = oneshot::channel();
+        waiting.push(done);
+        for aboard in boarding {
+            if let Ok((batch, done)) = aboard.await {
+                batches.push(batch);
+                waiting.push(done);
+            }
+        }
+        if batches.len() == 1 {
+            let Some(batch) = batches.pop() else { unreachable!("it was put in") };
+            return self.run(batch).await;
+        }
+        // By itself: it is the others' too, so it must not end with the first one's actor.
+        actix::spawn(async move {
+            let began = Instant::now();
+            let all_done = self.actor().send(RunTogether(batches)).await.unwrap_or_else(|closed| {
+                error!(partitions = waiting.len(), %closed, "a DedupActor died on a batch of several partitions");
+                waiting.iter().map(|_| Done::Died).collect()
+            });
+            self.workers.pace.took(began.elapsed());
+            if all_done.iter().any(|done| matches!(done, Done::Apart)) {
+                self.workers.queue().apart = TURNS_APART;
+            }
+            for (waiting, done) in waiting.into_iter().zip(all_done) {
+                let _ = waiting.send(done); // an actor that has died meanwhile is replaced at its row's frontier
+            }
+        });
+        ended.await.unwrap_or(Done::Died)
+    }
+
+    fn actor(&self) -> &Addr<DedupActor<H>> {
+        let Some(actor) = &self.actor else { unreachable!("the actor goes back only when the loan ends") };
+        actor
+    }
 }
 
 impl<H: Business> Drop for Worker<H> {
     fn drop(&mut self) {
         if let Some(actor) = self.actor.take() {
-            self.workers.idle().push(actor);
+            self.workers.give_back(actor);
         }
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! Invariant: the text is made from the statements that the store runs; there is no copy that could differ.
 
+use super::consumed_partitions::Advance;
 use super::{Form, TimeLimits, consumed_partitions, payments, processed_events};
 use crate::record::{Epoch, NextOffset, RecordDigest, SourceId};
 
@@ -39,6 +40,7 @@ impl BatchText {
     /// The frontier and COMMIT, one message; `made_ms`: the records' own time.
     #[must_use]
     pub fn end(source: SourceId, epoch: Epoch, next: NextOffset, digest: RecordDigest, made_ms: i64) -> String {
-        consumed_partitions::advance_text(source, epoch, next, Some(digest), Some(made_ms)) + "; COMMIT"
+        let advance = Advance { source, epoch, next, digest: Some(digest), safe_ms: Some(made_ms) };
+        consumed_partitions::advance_text(advance) + "; COMMIT"
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! Invariant: epochs come from here alone and only grow; a transaction that holds the fence is the only one that settles.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -131,7 +132,7 @@ pub async fn fence(s: &mut Session, source: SourceId, epoch: Epoch) -> Result<Op
     Ok(row.map(Fence::read))
 }
 
-/// Runs `body` in a transaction behind its [`fence`], which goes out with BEGIN and with `words` of its message.
+/// Runs `body` in a transaction behind the [`fence`] of each owner, in their order, which goes out with BEGIN and with `words` of its message.
 ///
 /// # Errors
 /// As [`Session::transaction`].
@@ -140,50 +141,66 @@ pub async fn fenced<T, E: From<DbError>>(
     name: &'static str,
     limits: &TimeLimits,
     words: &str,
-    (source, epoch): (SourceId, Epoch),
-    body: impl AsyncFnOnce(&mut Session, Option<Fence>) -> Result<T, E>,
+    owners: &[(SourceId, Epoch)],
+    body: impl AsyncFnOnce(&mut Session, Vec<Option<Fence>>) -> Result<T, E>,
 ) -> Result<T, TransactionError<E>> {
     let first = async |mut connection: &AsyncPgConnection| {
-        let lock = LockOwnership { source: source.0, epoch: epoch.0 };
-        diesel_async::RunQueryDsl::load::<FenceRow>(lock, &mut connection).await
+        use diesel_async::RunQueryDsl;
+        if let [(SourceId(source), Epoch(epoch))] = *owners {
+            let row: Vec<FenceRow> = LockOwnership { source, epoch }.load(&mut connection).await?;
+            return Ok(vec![row.into_iter().next().map(Fence::read)]);
+        }
+        let (sources, epochs) = owners.iter().map(|(source, epoch)| (source.0, epoch.0)).unzip();
+        let rows: Vec<(i32, Option<i64>, Option<Uuid>)> = LockOwnerships { sources, epochs }.load(&mut connection).await?;
+        let mut found: HashMap<i32, FenceRow> =
+            rows.into_iter().map(|(source, next_offset, floor)| (source, (next_offset, floor))).collect();
+        Ok(owners.iter().map(|(source, _)| found.remove(&source.0).map(Fence::read)).collect())
     };
     s.transaction_behind(
         name,
         limits,
         Opening { words, statements: 1, name: "fence", first },
-        async |s, rows: Result<Vec<_>, _>| body(s, rows?.pop().map(Fence::read)).await,
+        async |s, fences: Result<Vec<_>, _>| body(s, fences?).await,
     )
     .await
 }
 
-/// Writes, with COMMIT, the frontier, the digest of the record before it, and up to when the partition is settled by that: the records' own
-/// time in milliseconds since 1970, if they have one. That time only grows, and no producer's clock takes it beyond the database's. Where
-/// the epoch is not ours, because the caller holds no fence, the transaction fails.
+/// What a partition's row says when its batch has committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Advance {
+    /// The row.
+    pub source: SourceId,
+    /// The owner's.
+    pub epoch: Epoch,
+    /// The frontier.
+    pub next: NextOffset,
+    /// Of the record before it.
+    pub digest: Option<RecordDigest>,
+    /// Up to when the partition is settled by that: the records' own time in milliseconds since 1970, if they have one.
+    pub safe_ms: Option<i64>,
+}
+
+/// Writes the frontiers, with COMMIT. The time up to which a partition is settled only grows, and no producer's clock takes it beyond the
+/// database's. Where an epoch is not ours, because the caller holds no fence, the transaction fails.
 ///
 /// # Panics
 /// Outside of a transaction.
-pub fn advance(
-    s: &mut Session,
-    source: SourceId,
-    epoch: Epoch,
-    next: NextOffset,
-    digest: Option<RecordDigest>,
-    safe_ms: Option<i64>,
-) {
-    s.end_with(&advance_text(source, epoch, next, digest, safe_ms.map(|safe| safe.clamp(0, our_time()))));
+pub fn advance(s: &mut Session, advances: &[Advance]) {
+    let now = our_time();
+    let advances: Vec<Advance> =
+        advances.iter().map(|one| Advance { safe_ms: one.safe_ms.map(|safe| safe.clamp(0, now)), ..*one }).collect();
+    match advances[..] {
+        [] => {}
+        [one] => s.end_with(&advance_text(one)),
+        _ => s.end_with(&advance_all_text(&advances)),
+    }
 }
 
 // It goes out in the message of COMMIT, which takes no parameters; they are numbers. Records without a time leave that where it was; before
 // the first one that is the beginning of time, which holds everything back. A record of the future counts as one of now, by the earlier of
 // both clocks. A number that is none is how a statement can fail.
-pub(super) fn advance_text(
-    SourceId(source): SourceId,
-    Epoch(epoch): Epoch,
-    NextOffset(next): NextOffset,
-    digest: Option<RecordDigest>,
-    safe_ms: Option<i64>,
-) -> String {
-    let number = |number: Option<i64>| number.map_or_else(|| "NULL".to_owned(), |number| number.to_string());
+pub(super) fn advance_text(Advance { source, epoch, next, digest, safe_ms }: Advance) -> String {
+    let (SourceId(source), Epoch(epoch), NextOffset(next)) = (source, epoch, next);
     let (digest, safe_ms) = (number(digest.map(|digest| digest.0)), number(safe_ms));
     format!(
         "WITH advanced AS (
@@ -195,6 +212,30 @@ pub(super) fn advance_text(
                 ELSE ('frontier {next} of partition row {source} written without the fence of epoch {epoch}: ' || count(*))::integer END
          FROM advanced"
     )
+}
+
+// The same for several at once.
+fn advance_all_text(advances: &[Advance]) -> String {
+    let row = |Advance { source, epoch, next, digest, safe_ms }: &Advance| {
+        let (digest, safe_ms) = (number(digest.map(|digest| digest.0)), number(*safe_ms));
+        format!("({}, {}::bigint, {}::bigint, {digest}::bigint, {safe_ms}::bigint)", source.0, epoch.0, next.0)
+    };
+    let (rows, count) = (advances.iter().map(row).collect::<Vec<_>>().join(", "), advances.len());
+    format!(
+        "WITH advanced AS (
+             UPDATE consumed_partition AS p SET next_offset = new.next, last_record_digest = new.digest, updated_at = now(),
+                 safe_time = greatest(safe_time, least(now(), coalesce(to_timestamp(new.safe_ms / 1000.0), 'epoch')))
+             FROM (VALUES {rows}) AS new (source, epoch, next, digest, safe_ms)
+             WHERE p.id = new.source AND p.epoch = new.epoch
+             RETURNING p.id)
+         SELECT CASE count(*) WHEN {count} THEN 1
+                ELSE ('frontiers of {count} partition rows written without the fence of their epochs: ' || count(*))::integer END
+         FROM advanced"
+    )
+}
+
+fn number(number: Option<i64>) -> String {
+    number.map_or_else(|| "NULL".to_owned(), |number| number.to_string())
 }
 
 /// Which partition, and under which epoch.
@@ -450,6 +491,19 @@ statement! {
         "SELECT p.next_offset, retention.floor
          FROM consumed_partition AS p LEFT JOIN retention ON true
          WHERE p.id = :source AND p.epoch = :epoch
+         FOR UPDATE OF p"
+    }
+}
+
+// In one order, so that two transactions never wait for each other in a circle. A row whose epoch is another owner's is not locked.
+statement! {
+    LockOwnerships { sources: Vec<i32> => Array<Integer>, epochs: Vec<i64> => Array<BigInt> }
+    -> (Integer, Nullable<BigInt>, Nullable<diesel::sql_types::Uuid>) {
+        "SELECT p.id, p.next_offset, retention.floor
+         FROM unnest(:sources, :epochs) AS mine (id, epoch)
+              JOIN consumed_partition AS p ON p.id = mine.id AND p.epoch = mine.epoch
+              LEFT JOIN retention ON true
+         ORDER BY p.id
          FOR UPDATE OF p"
     }
 }

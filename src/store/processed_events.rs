@@ -103,6 +103,25 @@ impl ClaimTable {
         }
     }
 
+    /// Claims the events of several partitions, each with its own, in the optimistic form: all of them or none.
+    ///
+    /// # Errors
+    /// As [`ClaimTable::claim`].
+    pub async fn claim_together(self, s: &mut Session, group: &str, rows: &[(SourceId, ClaimRow)]) -> Result<(), DbError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let event_ids: Vec<Uuid> = rows.iter().map(|(_, row)| row.event_id).collect();
+        let count = if self.explains {
+            let sources = rows.iter().map(|(source, _)| source.0).collect();
+            let (digests, offsets) = rows.iter().map(|(_, row)| (row.digest.0, row.offset.0)).unzip();
+            s.change("claim", ClaimTogether { group, sources, event_ids, digests, offsets }).await?
+        } else {
+            s.change("claim", PlainClaimAll { group, event_ids }).await?
+        };
+        if count < rows.len() { Err(DbError::swallowed("claim")) } else { Ok(()) }
+    }
+
     /// The claims of `ids` that exist, in no order.
     ///
     /// # Errors
@@ -201,6 +220,18 @@ claims!(ClaimAll -> (), "");
 plain_claims!(PlainClaim -> SqlUuid, unless_taken!("(event_id, consumer_group)"));
 plain_claims!(PlainClaimById -> SqlUuid, unless_taken!("(event_id)"));
 plain_claims!(PlainClaimAll -> (), "");
+
+statement! {
+    ClaimTogether<'a> {
+        group: &'a str => Text, sources: Vec<i32> => Array<Integer>,
+        event_ids: Vec<Uuid> => Array<SqlUuid>, digests: Vec<i64> => Array<BigInt>, offsets: Vec<i64> => Array<BigInt>,
+    } -> () {
+        "INSERT INTO processed_event (event_id, consumer_group, processed_at, source_id, event_digest, source_offset)
+         SELECT event_id, :group, now(), source_id, digest, source_offset
+         FROM unnest(:sources, :event_ids, :digests, :offsets) AS new (source_id, event_id, digest, source_offset)
+         ORDER BY event_id"
+    }
+}
 
 // The join is planned well for any number of ids, and the range lets the planner leave out the other days.
 statement! {

@@ -41,6 +41,7 @@ mod forgetting_never_makes_an_event_new;
 mod never_more_than_partition_concurrency_transactions_are_open;
 mod nobody_is_called_who_may_have_paid_already;
 mod one_refused_row_costs_only_its_own_event;
+mod partitions_with_little_share_a_transaction;
 mod poison_is_held_and_the_partition_moves_on;
 mod random_histories_of_the_real_thing_keep_the_promise;
 mod sigterm_under_load_ends_in_order;

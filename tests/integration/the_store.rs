@@ -18,7 +18,8 @@ use std::time::Duration;
 use onceward::config::Secret;
 use onceward::event::id::{day_of, first_id_of_day};
 use onceward::handler::EventDigest;
-use onceward::record::{Epoch, Offset, SourceId};
+use onceward::record::{Epoch, NextOffset, Offset, RecordDigest, SourceId};
+use onceward::store::consumed_partitions::Advance;
 use onceward::store::processed_events::{ClaimRow, ClaimTable};
 use onceward::store::{
     DbError, ErrorClass, Form, Session, Settings, Store, TimeLimits, TransactionError, consumed_partitions, migrate, retention,
@@ -130,6 +131,11 @@ async fn refused<T: std::fmt::Debug>(s: &mut Session, body: impl AsyncFnOnce(&mu
 async fn own(s: &mut Session, partition: i32) -> (SourceId, Epoch) {
     let ownership = consumed_partitions::bump(s, GROUP, TOPIC, partition, "test").await.unwrap();
     (ownership.source, ownership.epoch)
+}
+
+/// Moves one partition's frontier.
+fn advance(s: &mut Session, source: SourceId, epoch: Epoch, next: NextOffset, digest: Option<RecordDigest>, safe_ms: Option<i64>) {
+    consumed_partitions::advance(s, &[Advance { source, epoch, next, digest, safe_ms }]);
 }
 
 /// The table as our migration makes it.

@@ -7,7 +7,7 @@ use onceward::event::id::{day_of, first_id_of_day};
 use onceward::record::{NextOffset, SourceId};
 use onceward::retention::cleaner::look;
 use onceward::retention::memory::{Need, Own};
-use onceward::store::consumed_partitions::{Owned, advance, bump, remember, stands_at_the_end};
+use onceward::store::consumed_partitions::{Owned, bump, remember, stands_at_the_end};
 use onceward::store::forgetting::{
     DayState, be_patient, day_tables, detach, drop_table, finish_detach, one_at_a_time, raise_floor, standings,
 };
@@ -15,7 +15,7 @@ use onceward::store::retention::{database_time, ensure_days, floor, init_floor};
 use onceward::store::{ErrorClass, Session, Store, horizon_claims, migrate, processed_events};
 use uuid::Uuid;
 
-use super::{Db, GROUP, TOPIC, assert_class, claim, committed, id_of_day, ids, own, refused};
+use super::{Db, GROUP, TOPIC, advance, assert_class, claim, committed, id_of_day, ids, own, refused};
 
 const SECOND: Duration = Duration::from_secs(1);
 

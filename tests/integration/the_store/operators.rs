@@ -3,13 +3,13 @@
 use onceward::actions::{ActionError, By, Desk};
 use onceward::held::Request;
 use onceward::record::{NextOffset, Offset, Record};
-use onceward::store::consumed_partitions::{advance, bump, fence, rebump};
+use onceward::store::consumed_partitions::{bump, fence, rebump};
 use onceward::store::held_events::{HeldState, NewHeld, hold};
 use onceward::store::held_requests::wanted;
 use onceward::store::operator_actions::Decided;
 use onceward::store::{Session, Store};
 
-use super::{Db, GROUP, TOPIC, committed, own};
+use super::{Db, GROUP, TOPIC, advance, committed, own};
 
 const ANN: By<'static> = By { actor: "ann", reason: "it looks odd" };
 const BOB: By<'static> = By { actor: "bob", reason: "seen with the bank" };

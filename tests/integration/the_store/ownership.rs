@@ -1,13 +1,13 @@
 //! Epochs only grow, and only the current one writes.
 
 use futures_util::future::join;
-use onceward::record::{Epoch, NextOffset, RecordDigest};
-use onceward::store::consumed_partitions::{Fence, advance, bump, doubt, fence, fenced, has_rows, rebump};
-use onceward::store::{DbError, ErrorClass, Settings, Store, TimeLimits, TransactionError, retention};
+use onceward::record::{Epoch, NextOffset, RecordDigest, SourceId};
+use onceward::store::consumed_partitions::{self, Advance, Fence, bump, doubt, fence, fenced, has_rows, rebump};
+use onceward::store::{DbError, ErrorClass, Session, Settings, Store, TimeLimits, TransactionError, retention};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-use super::{Db, GROUP, LIMITS, TOPIC, assert_class, claim, committed, ids, own};
+use super::{Db, GROUP, LIMITS, TOPIC, advance, assert_class, claim, committed, ids, own, refused};
 
 #[tokio::test]
 async fn each_owner_gets_the_next_epoch_and_finds_where_the_last_one_stopped() {
@@ -84,38 +84,108 @@ async fn a_frontier_without_its_fence_takes_everything_of_its_transaction_with_i
 async fn a_fence_that_goes_out_with_begin_is_held_until_the_end_whether_it_is_prepared_or_not() {
     let (db, store) = Db::ready().await;
     let (mut batch, mut control) = (store.claims.get().await.unwrap(), store.control.get().await.unwrap());
-    let (source, epoch) = own(&mut control, 0).await;
+    let owner = [own(&mut control, 0).await];
     let outsider = db.outsider().await;
     let free = async || outsider.query("SELECT FROM consumed_partition FOR UPDATE SKIP LOCKED", &[]).await.unwrap().len();
     for words in ["", "", "; SELECT pg_current_xact_id()"] {
-        let held = fenced(&mut batch, "batch", &LIMITS, words, (source, epoch), async |_, fence| {
-            assert!(fence.is_some());
+        let held = fenced(&mut batch, "batch", &LIMITS, words, &owner, async |_, fences| {
+            assert!(matches!(fences[..], [Some(_)]));
             Ok::<_, DbError>(free().await)
         });
         assert_eq!(held.await.unwrap(), 0);
         assert_eq!(free().await, 1);
     }
     own(&mut control, 0).await;
-    let stale = fenced(&mut batch, "batch", &LIMITS, "", (source, epoch), async |_, fence| Ok::<_, DbError>(fence)).await;
-    assert_eq!(stale.unwrap(), None);
+    let stale = fenced(&mut batch, "batch", &LIMITS, "", &owner, async |_, fences| Ok::<_, DbError>(fences)).await;
+    assert_eq!(stale.unwrap(), [None]);
+}
+
+#[tokio::test]
+async fn several_rows_are_fenced_at_once_and_each_tells_whose_it_is() {
+    let (db, store) = Db::ready().await;
+    let (mut batch, mut control) = (store.claims.get().await.unwrap(), store.control.get().await.unwrap());
+    let mut owners = Vec::new();
+    for partition in [2, 0, 1] {
+        owners.push(own(&mut control, partition).await);
+    }
+    let outsider = db.outsider().await;
+    let free = async || outsider.query("SELECT FROM consumed_partition FOR UPDATE SKIP LOCKED", &[]).await.unwrap().len();
+    let ends = [(7, Some(3)), (8, None), (9, Some(5))];
+    let move_all = async |s: &mut Session, owners: &[(SourceId, Epoch)]| {
+        let advances = owners.iter().zip(ends).map(|(&(source, epoch), (next, digest))| Advance {
+            source,
+            epoch,
+            next: NextOffset(next),
+            digest: digest.map(RecordDigest),
+            safe_ms: Some(1_700_000_000_000),
+        });
+        consumed_partitions::advance(s, &advances.collect::<Vec<_>>());
+    };
+    let moved = fenced(&mut batch, "batch", &LIMITS, "", &owners, async |s, fences| {
+        let known: Vec<_> = fences.iter().map(|fence| fence.map(|fence| fence.next_offset)).collect();
+        assert_eq!((known, free().await), (vec![Some(None); 3], 0));
+        move_all(s, &owners).await;
+        Ok::<_, DbError>(())
+    });
+    moved.await.unwrap();
+    let stored = "SELECT partition, next_offset, last_record_digest, extract(epoch FROM safe_time)::bigint
+                  FROM consumed_partition ORDER BY partition";
+    let stored = async || -> Vec<(i32, i64, Option<i64>, i64)> {
+        let rows = outsider.query(stored, &[]).await.unwrap();
+        rows.iter().map(|row| (row.get(0), row.get(1), row.get(2), row.get(3))).collect()
+    };
+    let expected = [(0, 8, None, 1_700_000_000), (1, 9, Some(5), 1_700_000_000), (2, 7, Some(3), 1_700_000_000)];
+    assert_eq!(stored().await, expected, "each its own");
+
+    own(&mut control, 0).await;
+    let stale = fenced(&mut batch, "batch", &LIMITS, "", &owners, async |_, fences| {
+        assert_eq!(free().await, 1, "a row whose epoch is another owner's is not locked");
+        Ok::<_, DbError>(fences.iter().map(Option::is_some).collect::<Vec<_>>())
+    });
+    assert_eq!(stale.await.unwrap(), [true, false, true], "in the order asked");
+    let without_a_fence = refused(&mut batch, async |s| {
+        move_all(s, &owners).await;
+        Ok(())
+    });
+    assert_eq!(without_a_fence.await.sqlstate(), Some("22P02"));
+    assert_eq!(stored().await, expected, "all or none");
+}
+
+#[tokio::test]
+async fn several_fences_wait_for_a_bump_and_then_know() {
+    let (db, store) = Db::ready().await;
+    let (mut batch, mut control) = (store.claims.get().await.unwrap(), store.control.get().await.unwrap());
+    let owners = [own(&mut control, 0).await, own(&mut control, 1).await];
+    let outsider = db.outsider().await;
+    outsider.batch_execute("BEGIN; UPDATE consumed_partition SET epoch = epoch + 1 WHERE partition = 1").await.unwrap();
+    let waits = fenced(&mut batch, "batch", &LIMITS, "", &owners, async |_, fences| {
+        Ok::<_, DbError>(fences.iter().map(Option::is_some).collect::<Vec<_>>())
+    });
+    let bumped = async {
+        db.until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')")
+            .await;
+        outsider.batch_execute("COMMIT").await.unwrap();
+    };
+    assert_eq!(join(waits, bumped).await.0.unwrap(), [true, false]);
 }
 
 #[tokio::test]
 async fn a_fence_that_waits_too_long_is_rolled_back_and_its_connection_goes_on() {
     let (db, store) = Db::ready().await;
     let mut s = store.claims.get().await.unwrap();
-    let owner = own(&mut s, 0).await;
+    let owner = [own(&mut s, 0).await];
     let outsider = db.outsider().await;
     outsider.batch_execute("BEGIN; SELECT FROM consumed_partition FOR UPDATE").await.unwrap();
     let impatient = TimeLimits { lock: Duration::from_millis(20), ..LIMITS };
     for _ in 0..2 {
-        let late = fenced(&mut s, "batch", &impatient, "", owner, async |_, _| Ok::<_, DbError>(())).await;
+        let late = fenced(&mut s, "batch", &impatient, "", &owner, async |_, _| Ok::<_, DbError>(())).await;
         let Err(TransactionError::Body(error)) = late else { panic!("{late:?}") };
         assert_class(&error, "55P03", ErrorClass::Retry);
         assert_eq!(error.statement(), "fence");
     }
     outsider.batch_execute("ROLLBACK").await.unwrap();
-    assert!(fenced(&mut s, "batch", &LIMITS, "", owner, async |_, fence| Ok::<_, DbError>(fence)).await.unwrap().is_some());
+    let fences = fenced(&mut s, "batch", &LIMITS, "", &owner, async |_, fences| Ok::<_, DbError>(fences)).await.unwrap();
+    assert!(matches!(fences[..], [Some(_)]));
 }
 
 #[tokio::test]
