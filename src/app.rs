@@ -145,6 +145,7 @@ async fn serve_until<H: Handler>(
         reason = ends.recv() => {
             let reason = reason.unwrap_or_default();
             readiness.clear(Readiness::PROCESS, reason.clone());
+            spans.stop();
             bail!(reason)
         }
         () = &mut stop => {}
@@ -250,7 +251,7 @@ async fn prepare_once(config: &Config, store: &Store, readiness: &Readiness) -> 
 
 /// One line that says what this process is about to do with other people's money.
 fn say_start<H>(config: &Config, floor: Uuid) {
-    let provider = config.provider.url.as_ref().map_or_else(|| "none: nobody is called".to_owned(), ToString::to_string);
+    let provider = config.provider.url.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
     info!(
         topic = config.kafka.topic,
         group = config.kafka.group,

@@ -177,7 +177,7 @@ impl fmt::Display for HeldReason {
 ///
 /// ```compile_fail,E0451
 /// # use onceward::handler::Claimed;
-/// let forged = Claimed { event: (), offset: onceward::record::Offset(0), sequence: todo!(), in_doubt: false, trace: None };
+/// let forged = Claimed { event: (), partition: 0, offset: onceward::record::Offset(0), sequence: todo!(), in_doubt: false, trace: None };
 /// ```
 ///
 /// Reading one is open to every handler:
@@ -191,6 +191,7 @@ impl fmt::Display for HeldReason {
 #[derive(Debug)]
 pub struct Claimed<E> {
     event: E,
+    partition: i32,
     offset: Offset,
     sequence: Sequence,
     in_doubt: bool,
@@ -203,7 +204,7 @@ pub struct Sequence(i64);
 
 impl Sequence {
     pub(crate) fn of(record: &Record) -> Self {
-        // Offsets are small and digests are not: a record without a key shares its number with nobody. Nor do two partitions share one.
+        // Offsets are small and digests are not: a record without a key shares its number with nobody. Nor do records of two partitions.
         let number = record.key_digest().map_or(record.offset.0, |KeyDigest(digest)| digest);
         Self(number ^ i64::from(record.partition) << 44)
     }
@@ -218,7 +219,8 @@ impl Sequence {
 impl<E> Claimed<E> {
     /// The engine's only door: called with what the claim statement returned, or with a held row it has locked.
     pub(crate) fn new(event: E, record: &Record) -> Self {
-        Self { event, offset: record.offset, sequence: Sequence::of(record), in_doubt: false, trace: TraceContext::of(record) }
+        let Record { partition, offset, .. } = *record;
+        Self { event, partition, offset, sequence: Sequence::of(record), in_doubt: false, trace: TraceContext::of(record) }
     }
 
     /// The same, in doubt or not.
@@ -241,7 +243,12 @@ impl<E> Claimed<E> {
         self.in_doubt
     }
 
-    /// Where its record stands; for order and explanation, never a key.
+    /// The partition of its record.
+    pub const fn partition(&self) -> i32 {
+        self.partition
+    }
+
+    /// Where its record stands in that partition; for order and explanation, never a key.
     pub const fn offset(&self) -> Offset {
         self.offset
     }
@@ -439,9 +446,9 @@ pub struct BatchContext<A> {
     pub deadline: Instant,
     /// The same on the wall clock, which also counts the time of a machine that was suspended.
     pub deadline_wall: SystemTime,
-    /// Raised: start no call.
+    /// Raised: start no call. Of that partition.
     pub stop: StopFlag,
-    /// Answers of earlier tries, and where new ones go.
+    /// Answers of earlier tries, and where new ones go. Of that partition.
     pub answers: Answers<A>,
 }
 
@@ -536,5 +543,23 @@ pub trait Handler: Send + Sync + 'static {
     /// Rolls the whole batch back.
     fn may_have_happened(&self, _tx: &mut Session, _event: &Self::Event) -> impl Future<Output = Result<bool, DbError>> {
         std::future::ready(Ok(false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_key_in_two_partitions_is_two_sequences() {
+        let sequence = |partition, offset, key: Option<&[u8]>| {
+            let (offset, key) = (Offset(offset), key.map(Into::into));
+            Sequence::of(&Record { partition, offset, timestamp_ms: None, key, headers: Box::default(), payload: None })
+        };
+        let keyed = |partition, offset| sequence(partition, offset, Some(b"order-7"));
+        assert_eq!(keyed(1, 5), keyed(1, 6));
+        assert_ne!(keyed(1, 5), keyed(2, 5));
+        assert_ne!(sequence(1, 5, None), sequence(1, 6, None));
+        assert_ne!(sequence(1, 5, None), sequence(2, 5, None));
     }
 }

@@ -1,7 +1,7 @@
 //! Spans of what becomes of events, for an OpenTelemetry collector: `tracing.otlp_endpoint`, in a build with the feature `otlp`.
 //!
 //! In: the events of a transaction, their outcomes, the calls for them. Out: for each event that is recorded a span from its batch's begin to its
-//! COMMIT, with one for each call below it, in the trace that the record names or in one of its own; and for each transaction with any of them a
+//! COMMIT, with one for each call below it, in the trace that the record names or in one of its own; and for each partition's batch with any of them a
 //! span that links to them. It owns a queue and a thread. If it dies here, spans are lost and nothing else.
 //!
 //! Invariant: nobody waits for a collector, and what the queue cannot take is dropped. Of a record a span holds its place and no more.

@@ -295,7 +295,7 @@ impl Snapshot {
     /// not help it.
     #[must_use]
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        // Turns come first come, first served. With many partitions and a silent database each waits for others that wait.
+        // Turns come in the order asked, but for those who share one. With many partitions and a silent database each waits for others that wait.
         let turns_go_on = self.partitions.values().any(|known| known.turn == Turn::Running)
             || self.turned.is_some_and(|moment| moment.elapsed() <= limit);
         let waits_for_others = |known: &PartitionStatus| match known.turn {

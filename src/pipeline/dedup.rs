@@ -364,8 +364,8 @@ async fn run<H: Business>(
     }
 }
 
-/// Runs batches of several windows in one transaction, plainly. Whatever does not go well by itself, each of them does alone: only an outage
-/// and the unknown end of a COMMIT are everybody's.
+/// Runs batches of several windows in one transaction, plainly. When it is rolled back, each of them runs alone; only the loss of the
+/// connection and the unknown end of a COMMIT are everybody's.
 async fn run_together<H: Business>(
     engine: Arc<Engine<H>>,
     offsets: Addr<OffsetActor>,
@@ -373,20 +373,20 @@ async fn run_together<H: Business>(
     kept: Option<PooledSession>,
 ) -> (Vec<Done>, Option<PooledSession>) {
     let all = |done: &dyn Fn(usize) -> Done| (0..batches.len()).map(done).collect::<Vec<_>>();
-    let again = |error: &DbError, perhaps: &[NextOffset]| {
+    let again = |error: &DbError, rebump, perhaps: &[NextOffset]| {
         let error = error.to_string();
         all(&|at| {
             let (error, perhaps) = (error.clone(), perhaps.get(at).copied());
-            Done::Again(Again { error, rebump: true, contention: false, perhaps })
+            Done::Again(Again { error, rebump, contention: false, perhaps })
         })
     };
     let mut session = match session(&engine, kept).await {
         Ok(session) => session,
-        Err(error) => return (again(&error, &[]), None),
+        Err(error) => return (again(&error, error.class() == ErrorClass::Connection, &[]), None),
     };
     let windows: Vec<&WindowBatch> = batches.iter().filter_map(RunBatch::window).collect();
     assert_eq!(windows.len(), batches.len(), "only windows share a transaction");
-    let (mut perhaps, begun) = (Vec::new(), Instant::now());
+    let mut perhaps = Vec::new();
     let this = Try { claiming: Claiming::Optimistic, refusal: None };
     let runs: Vec<&RunBatch<H::Answer>> = batches.iter().collect();
     match run_windows(&engine, &mut session, (&runs, &windows), this, &mut perhaps).await {
@@ -399,16 +399,18 @@ async fn run_together<H: Business>(
         Err(TransactionError::CommitUnknown(error)) => {
             let partitions = batches.len();
             warn!(partitions, %error, "nobody knows whether COMMIT happened: the batches run again and the claims tell");
-            (again(&error, &perhaps), None)
+            (again(&error, true, &perhaps), None)
         }
         Err(TransactionError::Begin(error) | TransactionError::Body(BatchError::Database(error)))
-            if error.class() == ErrorClass::Connection =>
+            if error.class() == ErrorClass::Connection && !error.is_contention() =>
         {
-            (again(&error, &[]), None)
+            (again(&error, true, &[]), None)
         }
         Err(error) => {
             debug!(partitions = batches.len(), %error, "rolled back: each partition goes on in a transaction of its own");
-            metrics::stage(metrics::Stage::Claim, begun.elapsed());
+            if matches!(&error, TransactionError::Body(error) if shows_a_taken_key(error)) {
+                metrics::claims(metrics::Claims::Taken);
+            }
             (all(&|_| Done::Apart), session.is_settled().then_some(session))
         }
     }

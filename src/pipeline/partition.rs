@@ -3,7 +3,7 @@
 //! In: records from the poll thread, the end of each batch. Out: batches for a DedupActor, and reports to the Supervisor when this actor
 //! cannot go on; stopped, it does only what operators ask for. It owns the window. If it dies here, the Supervisor starts another at the frontier; the records are read again.
 //!
-//! Invariant: one batch is in flight, be it of the window or of held events, and nothing starts once the stop flag is raised.
+//! Invariant: one batch is in flight, be it of the window or of held events, and no batch is taken once the stop flag is raised.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ pub struct PartitionActor<H: Business> {
     deferred: Option<String>,
     state: State,
     outages: u32,
-    /// The last batch could not share its transaction, so the next one does not try.
+    /// The last batch did not commit in a transaction that it shared, or at all, so the next one has its own.
     apart: bool,
     drained: Option<oneshot::Sender<()>>,
     /// Why it ends when the batch that is in flight has ended.
@@ -184,7 +184,8 @@ impl<H: Business> PartitionActor<H> {
             self.end(report, ctx);
             return;
         }
-        match self.agenda.next(self.window.is_empty(), Instant::now()) {
+        let next = self.agenda.next(self.window.is_empty(), Instant::now());
+        match next {
             Next::Requests => {}
             Next::Held { .. } | Next::Window if self.pauses(ctx) => return,
             Next::Held { .. } | Next::Window => {}
@@ -194,11 +195,13 @@ impl<H: Business> PartitionActor<H> {
         self.state = State::Queued;
         self.show_turn(Shown::Queued(Instant::now()));
         let asked = Instant::now();
-        let (workers, shares) = (Arc::clone(&self.workers), self.shares());
+        let (workers, shares) = (Arc::clone(&self.workers), (next == Next::Window && self.shares()).then_some(self.window.len()));
         // The batch is taken once its turn has come: what arrives while waiting still joins it.
         let batch = async move { workers.turn(shares).await }.into_actor(self).then(move |turn, actor, _| {
-            metrics::stage(metrics::Stage::Wait, asked.elapsed());
             let batch = actor.next_batch(&turn);
+            if batch.is_some() {
+                metrics::stage(metrics::Stage::Wait, asked.elapsed());
+            }
             actor.state = State::Busy;
             actor.show_turn(Shown::Running);
             actor.show_in_flight(batch.as_ref());
@@ -242,7 +245,7 @@ impl<H: Business> PartitionActor<H> {
         let next = self.agenda.next(self.window.is_empty(), Instant::now());
         let work = match next {
             Next::Window => Work::Window(self.window.take(turn.take(self.batch_max.min(self.window.len())))?),
-            // It asks again, and then for a transaction of its own.
+            // That came up while it waited. It asks again, for a transaction of its own.
             Next::Requests | Next::Held { .. } if turn.is_shared() => return None,
             Next::Requests => Work::Requests,
             Next::Held { requested_only } => Work::Held { limit: self.batch_max, requested_only },
@@ -365,6 +368,8 @@ impl<H: Business> PartitionActor<H> {
     /// After an outage: wait, take a new epoch where the database may have gone back, and go on with the same window.
     fn recover(&mut self, again: Again, ctx: &mut Context<Self>) {
         self.outages += 1;
+        // It may have been too much for one transaction.
+        self.apart = true;
         if self.outages == 1 {
             warn!(partition = self.partition, error = again.error, "waiting; the batch runs again");
         }

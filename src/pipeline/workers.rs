@@ -47,7 +47,8 @@ struct Queue<H: Business> {
 
 #[derive(Debug)]
 struct Waiting<H: Business> {
-    shares: bool,
+    /// How many events it has, if it would share a transaction.
+    shares: Option<usize>,
     turn: oneshot::Sender<Turn<H>>,
 }
 
@@ -96,8 +97,8 @@ impl<H: Business> Workers<H> {
         Arc::new(Self { engine, offsets, queue, threads, pace: Pace::new(drain) })
     }
 
-    /// The next turn, in the order asked. `shares`: the batch may go with those of other partitions.
-    pub async fn turn(self: &Arc<Self>, shares: bool) -> Turn<H> {
+    /// The next turn, in the order asked. `shares`: the batch has so many events and may go with those of other partitions.
+    pub async fn turn(self: &Arc<Self>, shares: Option<usize>) -> Turn<H> {
         loop {
             let waiting = {
                 let mut queue = self.queue();
@@ -145,19 +146,21 @@ impl<H: Business> Workers<H> {
         }
     }
 
-    /// Those who wait and would share, at most so many, unless that went wrong a moment ago.
-    fn companions(&self, most: usize) -> Vec<oneshot::Sender<Turn<H>>> {
+    /// Those who wait and would share, the first ones whose events fill so much room, unless that went wrong a moment ago.
+    fn companions(&self, mut room: usize) -> Vec<oneshot::Sender<Turn<H>>> {
         let mut queue = self.queue();
         if queue.apart > 0 {
             queue.apart -= 1;
             return Vec::new();
         }
-        let (mut companions, mut stay) = (Vec::new(), VecDeque::new());
+        let (mut companions, mut stay) = (Vec::new(), VecDeque::with_capacity(queue.waiting.len()));
         for waiting in queue.waiting.drain(..) {
-            if waiting.shares && companions.len() < most {
-                companions.push(waiting.turn);
-            } else {
-                stay.push_back(waiting);
+            match waiting.shares {
+                Some(events) if room > 0 => {
+                    room = room.saturating_sub(events);
+                    companions.push(waiting.turn);
+                }
+                _ => stay.push_back(waiting),
             }
         }
         queue.waiting = stay;
@@ -206,7 +209,7 @@ impl<H: Business> Turn<H> {
         matches!(self, Self::Shared(_))
     }
 
-    /// Runs a batch. `shares`: others who wait come along.
+    /// Runs a batch. `shares`: others who wait may come along.
     pub async fn run(self, batch: RunBatch<H::Answer>, shares: bool) -> Done {
         match self {
             Self::Own(worker) if shares => worker.run_together(batch).await,
@@ -236,11 +239,21 @@ impl<H: Business> Worker<H> {
         done
     }
 
-    /// With the batches of those who wait, as far as there is room.
+    /// With the batches of those who wait, as far as there is room. By itself: the transaction is theirs too, so it must not end with the actor
+    /// of the first.
     async fn run_together(self, batch: RunBatch<H::Answer>) -> Done {
         let room =
             SHARED_MAX.min(self.workers.engine.batch_max).saturating_sub(batch.window().map_or(0, |window| window.records().len()));
         let companions = self.workers.companions(room);
+        if companions.is_empty() {
+            return self.run(batch).await;
+        }
+        let (done, ended) = oneshot::channel();
+        actix::spawn(self.go_with(companions, room, (batch, done)));
+        ended.await.unwrap_or(Done::Died)
+    }
+
+    async fn go_with(self, companions: Vec<oneshot::Sender<Turn<H>>>, room: usize, (batch, done): Aboard<H::Answer>) {
         let room = Arc::new(AtomicUsize::new(room));
         let mut boarding = Vec::with_capacity(companions.len());
         for companion in companions {
@@ -250,35 +263,32 @@ impl<H: Business> Worker<H> {
                 boarding.push(aboard);
             }
         }
-        let (mut batches, mut waiting) = (vec![batch], Vec::with_capacity(boarding.len() + 1));
-        let (done, ended) = oneshot::channel();
-        waiting.push(done);
+        let (mut batches, mut waiting) = (vec![batch], vec![done]);
         for aboard in boarding {
             if let Ok((batch, done)) = aboard.await {
                 batches.push(batch);
                 waiting.push(done);
             }
         }
-        if batches.len() == 1 {
-            let Some(batch) = batches.pop() else { unreachable!("it was put in") };
-            return self.run(batch).await;
+        let all_done = match <[_; 1]>::try_from(batches) {
+            Ok([batch]) => vec![self.run(batch).await],
+            Err(batches) => {
+                let began = Instant::now();
+                let all_done = self.actor().send(RunTogether(batches)).await.unwrap_or_else(|closed| {
+                    error!(partitions = waiting.len(), %closed, "a DedupActor died on a batch of several partitions");
+                    waiting.iter().map(|_| Done::Died).collect()
+                });
+                self.workers.pace.took(began.elapsed());
+                if all_done.iter().any(|done| matches!(done, Done::Apart)) {
+                    self.workers.queue().apart = TURNS_APART;
+                }
+                drop(self);
+                all_done
+            }
+        };
+        for (waiting, done) in waiting.into_iter().zip(all_done) {
+            let _ = waiting.send(done); // an actor that has died meanwhile is replaced at its row's frontier
         }
-        // By itself: it is the others' too, so it must not end with the first one's actor.
-        actix::spawn(async move {
-            let began = Instant::now();
-            let all_done = self.actor().send(RunTogether(batches)).await.unwrap_or_else(|closed| {
-                error!(partitions = waiting.len(), %closed, "a DedupActor died on a batch of several partitions");
-                waiting.iter().map(|_| Done::Died).collect()
-            });
-            self.workers.pace.took(began.elapsed());
-            if all_done.iter().any(|done| matches!(done, Done::Apart)) {
-                self.workers.queue().apart = TURNS_APART;
-            }
-            for (waiting, done) in waiting.into_iter().zip(all_done) {
-                let _ = waiting.send(done); // an actor that has died meanwhile is replaced at its row's frontier
-            }
-        });
-        ended.await.unwrap_or(Done::Died)
     }
 
     fn actor(&self) -> &Addr<DedupActor<H>> {

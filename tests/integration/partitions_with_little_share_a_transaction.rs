@@ -24,8 +24,9 @@ fn one_for_each() -> Vec<Order> {
     Order::some(PARTITIONS as usize)
 }
 
-fn messages(orders: &[Order]) -> impl Iterator<Item = Message> + '_ {
-    orders.iter().zip((0..PARTITIONS).cycle()).map(|(order, partition)| order.message().partition(partition))
+/// Each in a partition of its own, as far as there are so many.
+fn messages(orders: &[Order]) -> Vec<Message> {
+    orders.iter().zip((0..PARTITIONS).cycle()).map(|(order, partition)| order.message().partition(partition)).collect()
 }
 
 fn transactions(engine: &Engine) -> f64 {
@@ -44,9 +45,9 @@ fn send_at_once(world: &World, engine: &Engine, orders: &[Order]) {
     lock.rows("COMMIT");
 }
 
-/// Sends the orders so that all partitions but one wait for that one's transaction, which waits for us. Then `before` happens; and `during`
+/// Sends the records so that all partitions but one wait for that one's transaction, which waits for us. Then `before` happens; and `during`
 /// when they have their own, which waits for us too.
-fn while_all_wait(world: &World, engine: &Engine, orders: &[Order], before: impl FnOnce(), during: impl FnOnce()) {
+fn while_all_wait(world: &World, engine: &Engine, messages: Vec<Message>, before: impl FnOnce(), during: impl FnOnce()) {
     let waiting = || {
         world
             .database
@@ -54,13 +55,15 @@ fn while_all_wait(world: &World, engine: &Engine, orders: &[Order], before: impl
     };
     let (first, second) = (world.database.session(), world.database.session());
     first.rows(LOCK);
-    world.topic.send(messages(orders));
+    let count = messages.len();
+    world.topic.send(messages);
     let read = || engine.metric("onceward_window_records", &[]);
-    eventually_equal("every partition has its records", orders.len() as f64, read);
+    eventually_equal("every partition has its records", count as f64, read);
+    eventually_equal("the one waits", 1, waiting);
     before();
     thread::scope(|scope| {
         let behind = scope.spawn(|| second.rows(LOCK));
-        eventually_equal("the one waits, and we wait behind it", 2, waiting);
+        eventually_equal("we wait behind it", 2, waiting);
         first.rows("COMMIT");
         behind.join().expect("it has the lock");
     });
@@ -90,7 +93,7 @@ fn those_that_wait_at_the_same_time_go_in_one() {
     let world = World::with_partitions(PARTITIONS);
     let engine = engine(&world).start();
     let orders = one_for_each();
-    while_all_wait(&world, &engine, &orders, || (), || ());
+    while_all_wait(&world, &engine, messages(&orders), || (), || ());
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), 2.0, "the first one's, and all others'");
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "applied")]), f64::from(PARTITIONS));
@@ -103,24 +106,67 @@ fn where_somebody_is_asked_none_waits_for_the_answers_of_another() {
     let world = World::with_partitions(PARTITIONS);
     let engine = engine(&world).provider(&world.provider.url()).start();
     let orders = one_for_each();
-    while_all_wait(&world, &engine, &orders, || (), || ());
+    while_all_wait(&world, &engine, messages(&orders), || (), || ());
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), f64::from(PARTITIONS));
 }
 
 #[test]
-fn an_event_in_two_partitions_and_poison_cost_the_others_nothing() {
+fn poison_in_one_is_held_and_all_go_on_together() {
     let world = World::with_partitions(PARTITIONS);
     let engine = engine(&world).start();
     let orders = one_for_each();
-    world.topic.send([orders[3].message().partition(7)]);
-    eventually_equal("it is paid", 0, || world.topic.lag(&world.group));
-    world.topic.send([Message::new(*b"no event").partition(9)]);
-    eventually_equal("it is held", 0, || world.topic.lag(&world.group));
-    while_all_wait(&world, &engine, &orders, || (), || ());
+    let mut sent = messages(&orders);
+    sent.push(Message::new(*b"no event").partition(9));
+    while_all_wait(&world, &engine, sent, || (), || ());
     assert_all_is_settled(&world, orders.len());
-    assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 1.0);
-    assert_eq!(world.database.column("SELECT reason || ' ' || state FROM held_event"), ["undecodable parked"]);
+    assert_eq!(transactions(&engine), 2.0);
+    let held = "SELECT reason || ' ' || state || ' ' || partition FROM held_event JOIN consumed_partition AS p ON p.id = source_id";
+    assert_eq!(world.database.column(held), ["undecodable parked 9"]);
+}
+
+#[test]
+fn an_event_in_two_of_them_is_applied_once_and_costs_the_others_nothing() {
+    let world = World::with_partitions(PARTITIONS);
+    let engine = engine(&world).start();
+    let orders = one_for_each();
+    let mut sent = messages(&orders);
+    // Whichever goes first alone, two of these three are in one transaction.
+    sent.extend([7, 8].map(|partition| orders[3].message().partition(partition)));
+    while_all_wait(&world, &engine, sent, || (), || ());
+    assert_all_is_settled(&world, orders.len());
+    assert!(engine.metric("onceward_claims_total", &[("form", "taken")]) >= 1.0, "they could not share it");
+    assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 2.0);
+}
+
+#[test]
+fn a_row_that_the_database_refuses_is_found_alone_and_held() {
+    let world = World::with_partitions(PARTITIONS);
+    world.database.execute("ALTER TABLE payment ADD CHECK (amount < 1000)");
+    let engine = engine(&world).start();
+    let mut orders = one_for_each();
+    let (bad, another) = (Order::new().amount("1000.00"), Order::new().amount("1001.00"));
+    orders[4] = bad.clone();
+    orders[5] = another.clone();
+    while_all_wait(&world, &engine, messages(&orders), || (), || ());
+    eventually_equal("every record is settled and committed", 0, || world.topic.lag(&world.group));
+    assert_eq!(world.database.count(PAID), i64::from(PARTITIONS) - 2);
+    let mut refused = [bad, another].map(|order| format!("{} refused", order.event_id));
+    refused.sort();
+    assert_eq!(world.database.column("SELECT event_id || ' ' || reason FROM held_event ORDER BY 1"), refused);
+}
+
+#[test]
+fn no_more_than_has_room_goes_in_one() {
+    const EACH: i32 = 30;
+    let world = World::with_partitions(PARTITIONS);
+    let engine = engine(&world).start();
+    let orders = Order::some((EACH * PARTITIONS) as usize);
+    while_all_wait(&world, &engine, messages(&orders), || (), || ());
+    assert_all_is_settled(&world, orders.len());
+    let of_at_most = |events: &str| engine.metric("onceward_batch_events_bucket", &[("le", events)]);
+    assert_eq!(of_at_most("512"), transactions(&engine));
+    assert!(transactions(&engine) < f64::from(PARTITIONS));
 }
 
 #[test]
@@ -131,7 +177,7 @@ fn an_owner_that_has_lost_one_of_them_settles_the_others_and_that_one_once() {
     while_all_wait(
         &world,
         &engine,
-        &orders,
+        messages(&orders),
         || {
             // Not the one whose row is locked.
             world.database.execute(
@@ -154,7 +200,7 @@ fn a_commit_that_is_lost_with_or_without_its_answer_is_asked_for_by_each() {
         let way = Proxy::before(&world.database);
         let engine = engine(&world).set("database.url", way.url()).start();
         let orders = one_for_each();
-        while_all_wait(&world, &engine, &orders, || (), || way.lose_the_next_commit(committed));
+        while_all_wait(&world, &engine, messages(&orders), || (), || way.lose_the_next_commit(committed));
         eventually("a COMMIT is lost", || way.has_lost_it());
         assert_all_is_settled(&world, orders.len());
         let duplicates = engine.metric("onceward_events_total", &[("outcome", "duplicate")]);
@@ -175,6 +221,8 @@ fn a_death_at_any_step_leaves_nothing_undone() {
         send_at_once(&world, &doomed, &orders);
         eventually("it dies at its point", || doomed.exit_now().is_some());
         assert_eq!(doomed.wait().signal(), Some(9), "{}", doomed.log());
+        let shared_by_all = if matches!(point, Committed | Confirmed) { i64::from(PARTITIONS) } else { 1 };
+        eventually_equal("what is settled", shared_by_all, || world.database.count(PAID));
         let engine = engine(&world).start();
         assert_all_is_settled(&world, orders.len());
         assert!(engine.terminate().success());
@@ -182,7 +230,7 @@ fn a_death_at_any_step_leaves_nothing_undone() {
 }
 
 #[test]
-fn an_owner_that_is_frozen_in_one_holds_nobody_up_for_long_and_settles_nothing_when_it_thaws() {
+fn an_owner_that_is_frozen_in_one_is_given_up_and_settles_nothing_when_it_thaws() {
     use CrashPoint::{BeforeCommit, Claimed, Fenced};
     at_each([Fenced, Claimed, BeforeCommit], |point| {
         let world = World::with_partitions(PARTITIONS);
