@@ -142,7 +142,7 @@ fn a_look_finds_repeats_and_conflicts_and_what_it_does_not_find_is_applied() {
 #[test]
 fn a_claim_that_a_look_came_too_early_for_is_found_all_the_same() {
     let world = World::with_partitions(1);
-    let engine = looking_first(&world).start();
+    let engine = looking_first(&world).patient_with_locks().start();
     let first = Order::new();
     world.topic.send([first.message()]);
     eventually_equal("paid", 1, || world.database.count("SELECT count(*) FROM payment"));
