@@ -155,7 +155,9 @@ fn a_claim_that_a_look_came_too_early_for_is_found_all_the_same() {
     ));
     world.topic.send(orders.iter().map(Order::message));
     eventually("the engine has looked, and waits for that claim", || {
-        world.database.count("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'") == 1
+        world.database.count(
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()",
+        ) == 1
     });
     somebody.rows("COMMIT");
     eventually_equal("all are settled", 0, || world.topic.lag(&world.group));
