@@ -140,7 +140,7 @@ impl Record {
     /// Lengths go in with the bytes, so that moving a byte from key to value changes it.
     #[must_use]
     pub fn digest(&self) -> RecordDigest {
-        let mut hash = Xxh3::new();
+        let mut hash = Whole::new();
         hash.update(&self.timestamp_ms.unwrap_or(i64::MIN).to_le_bytes());
         absorb(&mut hash, self.key.as_deref());
         hash.update(&(self.headers.len() as u64).to_le_bytes());
@@ -171,7 +171,38 @@ impl Record {
     }
 }
 
-fn absorb(hash: &mut Xxh3, bytes: Option<&[u8]>) {
+/// XXH3 of bytes that come in parts. Of few bytes it is cheaper to hash all at once than to keep a state.
+struct Whole {
+    few: [u8; 512],
+    length: usize,
+    many: Option<Box<Xxh3>>,
+}
+
+impl Whole {
+    const fn new() -> Self {
+        Self { few: [0; 512], length: 0, many: None }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        if let Some(many) = &mut self.many {
+            many.update(bytes);
+        } else if let Some(free) = self.few[self.length..].get_mut(..bytes.len()) {
+            free.copy_from_slice(bytes);
+            self.length += bytes.len();
+        } else {
+            let mut many = Box::new(Xxh3::new());
+            many.update(&self.few[..self.length]);
+            many.update(bytes);
+            self.many = Some(many);
+        }
+    }
+
+    fn digest(&self) -> u64 {
+        self.many.as_ref().map_or_else(|| xxh3_64(&self.few[..self.length]), |many| many.digest())
+    }
+}
+
+fn absorb(hash: &mut Whole, bytes: Option<&[u8]>) {
     let length = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
     hash.update(&length.to_le_bytes());
     hash.update(bytes.unwrap_or_default());
@@ -236,5 +267,21 @@ mod tests {
     #[test]
     fn the_digest_is_frozen_because_it_is_stored() {
         assert_eq!(record().digest(), RecordDigest(-763529167367224884));
+    }
+
+    #[test]
+    fn the_digest_is_that_of_all_bytes_however_many_they_are() {
+        for length in (0..1_200_u64).chain([70_000]) {
+            let payload: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+            let mut bytes = 1_i64.to_le_bytes().to_vec();
+            for part in [&2_u64.to_le_bytes()[..], b"ab", &1_u64.to_le_bytes(), &1_u64.to_le_bytes(), b"h", &u64::MAX.to_le_bytes()]
+            {
+                bytes.extend(part);
+            }
+            bytes.extend(length.to_le_bytes());
+            bytes.extend(&payload);
+            let digest = Record { payload: Some(payload.into()), ..record() }.digest();
+            assert_eq!(digest, RecordDigest(xxh3_64(&bytes).cast_signed()), "{length}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use onceward::lab::provider_stub::{Act, Options, ProviderStub, Rule};
 use onceward::lab::proxy::Proxy;
 
 use crate::engine::{Engine, Measured, Observer, PARTITIONS, PATIENCE};
-use crate::latency::{self, Load};
+use crate::latency::{self, Load, Percentiles};
 use crate::topic::{Filling, Spread, Topic};
 use crate::{Bench, Figure, Result, machine};
 
@@ -122,22 +122,23 @@ fn uneven(bench: &Bench<'_>) -> Result<Vec<Figure>> {
 }
 
 fn latency(bench: &Bench<'_>) -> Result<Vec<Figure>> {
-    let fsync_ms = machine::fsync_ms()?;
-    println!("  fsync of a page          {fsync_ms:.2} ms (median)");
-    let mut figures = vec![Figure::new("fsync_ms", fsync_ms)];
-    let cases = [("", 1_000, PARTITIONS), ("20k_", 20_000, PARTITIONS), ("1000_partitions_", 5_000, 1_000)];
-    for (key, per_second, partitions) in cases {
+    let mut figures = Vec::new();
+    let cases = [("", 1_000, PARTITIONS, 1), ("20k_", 20_000, PARTITIONS, 1), ("1000_partitions_", 5_000, 1_000, 8)];
+    for (key, per_second, partitions, producers) in cases {
         let name = format!("latency_{key}{}", bench.number);
         let database = bench.database(&name)?;
         let engine = Engine { topic: &name, ..bench.engine(&database.url) };
         let [time, warm_up] = [20, 5].map(|seconds| Duration::from_secs(if bench.quick { seconds / 4 } else { seconds }));
-        let latency = latency::measure(&engine, &Load { per_second, partitions, time, warm_up })?;
-        println!(
-            "  {per_second} events/s, {partitions} partitions: {:.1} ms (p50), {:.1} ms (p99), {:.1} ms (most); peak {:.0} MiB",
-            latency.p50_ms, latency.p99_ms, latency.most_ms, latency.rss_peak_mib
-        );
-        figures.push(Figure::new(format!("{key}p50_ms"), latency.p50_ms));
-        figures.push(Figure::new(format!("{key}p99_ms"), latency.p99_ms));
+        let latency = latency::measure(&engine, &Load { per_second, partitions, time, warm_up, producers })?;
+        println!("  {per_second} events/s, {partitions} partitions; peak {:.0} MiB", latency.rss_peak_mib);
+        let parts = [("due", latency.from_due), ("acknowledged", latency.from_acknowledged), ("fsync", latency.fsync)];
+        for (name, Percentiles { p50, p99, most }) in parts {
+            let what = if name == "fsync" { "fsync of a page".to_owned() } else { format!("from {name} to settled") };
+            println!("    {what:<28} {p50:.2} ms (p50), {p99:.1} ms (p99), {most:.1} ms (most)");
+            let name = if name == "due" { String::new() } else { format!("{name}_") };
+            figures.push(Figure::new(format!("{key}{name}p50_ms"), p50));
+            figures.push(Figure::new(format!("{key}{name}p99_ms"), p99));
+        }
         if partitions != PARTITIONS {
             figures.push(Figure::new(format!("{key}rss_peak_mib"), latency.rss_peak_mib));
         }

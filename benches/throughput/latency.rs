@@ -1,13 +1,15 @@
 //! How long an event takes from the moment at which it was to be produced to the moment at which its row can be read.
 //!
-//! In: an engine, a rate. Out: percentiles. It owns the topic's producer and a connection that looks how far each partition is.
+//! In: an engine, a rate. Out: percentiles. It owns the topic's producers, a connection that looks how far each partition is, and a file
+//! whose syncs tell what the disk does meanwhile.
 //!
 //! Invariant: the clock of an event starts when the rate says that it is due, whether or not anybody was late; a stall of the producer or
-//! of the engine is counted for each event that had to wait for it.
+//! of the engine is counted for each event that had to wait for it. A second clock starts when the broker has acknowledged the event:
+//! before that, no engine could have seen it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,19 +29,47 @@ pub struct Load {
     pub time: Duration,
     /// Not counted: connections are made, statements prepared, caches filled.
     pub warm_up: Duration,
+    /// They take turns. A broker handles the requests of one connection one after another, and with many partitions, a request for each
+    /// record, it would be the producer that is measured.
+    pub producers: usize,
 }
 
 /// What it gave.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
-    pub p50_ms: f64,
-    pub p99_ms: f64,
-    pub most_ms: f64,
+    pub from_due: Percentiles,
+    pub from_acknowledged: Percentiles,
+    /// Of a page, where the servers keep their data, while the events ran.
+    pub fsync: Percentiles,
     pub rss_peak_mib: f64,
 }
 
-/// Where an event came to lie, and when it was due.
-type Produced = (i32, i64, Instant);
+/// Milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Percentiles {
+    pub p50: f64,
+    pub p99: f64,
+    pub most: f64,
+}
+
+impl Percentiles {
+    fn of(mut times: Vec<Duration>) -> Result<Self> {
+        times.sort_unstable();
+        let last = times.len().checked_sub(1).ok_or("nothing was measured")?;
+        let at = |part: usize| times[last * part / 100].as_secs_f64() * 1e3;
+        Ok(Self { p50: at(50), p99: at(99), most: at(100) })
+    }
+}
+
+/// Where an event came to lie.
+#[derive(Clone, Copy, Debug)]
+struct Produced {
+    partition: i32,
+    offset: i64,
+    due: Instant,
+    acknowledged: Instant,
+}
+
 /// When a partition was seen to have come so far.
 type Seen = (i64, Instant);
 
@@ -50,6 +80,12 @@ const REST: u32 = 4;
 #[derive(Default)]
 struct Deliveries(Mutex<Vec<Produced>>);
 
+impl Deliveries {
+    fn lock(&self) -> MutexGuard<'_, Vec<Produced>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl ClientContext for Deliveries {}
 
 impl ProducerContext for Deliveries {
@@ -58,8 +94,8 @@ impl ProducerContext for Deliveries {
     fn delivery(&self, result: &DeliveryResult<'_>, due: Self::DeliveryOpaque) {
         // What was not delivered is missed at the end.
         if let Ok(message) = result {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            all.push((message.partition(), message.offset(), *due));
+            let (partition, offset) = (message.partition(), message.offset());
+            self.lock().push(Produced { partition, offset, due: *due, acknowledged: Instant::now() });
         }
     }
 }
@@ -84,44 +120,53 @@ fn play(engine: &Engine<'_>, load: &Load, observer: Observer, running: &mut Runn
     }
     let mut config = producer(engine.kafka);
     config.set("linger.ms", "1");
-    let producer: ThreadedProducer<Deliveries> = config.create_with_context(Deliveries::default())?;
+    let producers = (0..load.producers).map(|_| config.create_with_context(Deliveries::default()));
+    let producers: Vec<ThreadedProducer<Deliveries>> = producers.collect::<std::result::Result<_, _>>()?;
     let is_over = Arc::new(AtomicBool::new(false));
+    let until = || Arc::clone(&is_over);
     let looking = {
-        let is_over = Arc::clone(&is_over);
+        let is_over = until();
         thread::spawn(move || look(&observer, &is_over).map_err(|error| error.to_string()))
     };
-    let sent = send(&producer, engine.topic, load);
-    producer.flush(PATIENCE)?;
+    let syncing = {
+        let is_over = until();
+        thread::spawn(move || crate::machine::fsyncs(&is_over).map_err(|error| error.to_string()))
+    };
+    let sent = send(&producers, engine.topic, load);
+    producers.iter().try_for_each(|producer| producer.flush(PATIENCE))?;
     let (due, warm) = sent?;
-    let produced = std::mem::take(&mut *producer.context().0.lock().unwrap_or_else(PoisonError::into_inner));
+    let deliveries = producers.iter().map(|producer| std::mem::take(&mut *producer.context().lock()));
+    let produced: Vec<Produced> = deliveries.flatten().collect();
     if produced.len() != due {
         return Err(format!("{} of {due} events were produced", produced.len()).into());
     }
     wait_for(engine, &produced)?;
     is_over.store(true, Ordering::Relaxed);
     let seen = looking.join().map_err(|_| "it panicked")??;
-    let mut waits: Vec<f64> = produced
-        .iter()
-        .filter(|(_, _, due)| *due >= warm)
-        .map(|(partition, offset, due)| {
-            let of_partition = seen.get(partition).ok_or("a partition was never seen")?;
-            let at = of_partition.partition_point(|(next, _)| next <= offset);
+    let fsync = Percentiles::of(syncing.join().map_err(|_| "it panicked")??)?;
+    let counted: Vec<(Produced, Instant)> = produced
+        .into_iter()
+        .filter(|event| event.due >= warm)
+        .map(|event| {
+            let of_partition = seen.get(&event.partition).ok_or("a partition was never seen")?;
+            let at = of_partition.partition_point(|(next, _)| *next <= event.offset);
             let (_, moment) = of_partition.get(at).ok_or("an event was never seen")?;
-            Ok(moment.duration_since(*due).as_secs_f64() * 1e3)
+            Ok((event, *moment))
         })
         .collect::<Result<_>>()?;
-    waits.sort_by(f64::total_cmp);
-    let at = |part: usize| waits[(waits.len() - 1) * part / 100];
+    let since = |begin: fn(&Produced) -> Instant| {
+        Percentiles::of(counted.iter().map(|(event, moment)| moment.saturating_duration_since(begin(event))).collect())
+    };
     let rss_peak_mib = crate::machine::rss_peak_mib(running.child.id())?;
-    Ok(Latency { p50_ms: at(50), p99_ms: at(99), most_ms: at(100), rss_peak_mib })
+    Ok(Latency { from_due: since(|event| event.due)?, from_acknowledged: since(|event| event.acknowledged)?, fsync, rss_peak_mib })
 }
 
 /// How many were sent, and from when on they count.
-fn send(producer: &ThreadedProducer<Deliveries>, topic: &str, load: &Load) -> Result<(usize, Instant)> {
+fn send(producers: &[ThreadedProducer<Deliveries>], topic: &str, load: &Load) -> Result<(usize, Instant)> {
     let mut events = Events::new(0)?;
     let started = Instant::now();
     let count = load.per_second * (load.warm_up + load.time).as_secs();
-    for number in 0..count {
+    for (number, producer) in (0..count).zip(producers.iter().cycle()) {
         let due = started + Duration::from_secs_f64(number as f64 / load.per_second as f64);
         thread::sleep(due.saturating_duration_since(Instant::now()));
         let (order, payload) = events.next()?;
@@ -136,7 +181,7 @@ fn send(producer: &ThreadedProducer<Deliveries>, topic: &str, load: &Load) -> Re
 fn wait_for(engine: &Engine<'_>, produced: &[Produced]) -> Result<()> {
     let observer = Observer::connect(engine.database)?;
     let mut ends: HashMap<i32, i64> = HashMap::new();
-    for (partition, offset, _) in produced {
+    for Produced { partition, offset, .. } in produced {
         let end = ends.entry(*partition).or_default();
         *end = (*end).max(offset + 1);
     }

@@ -7,12 +7,14 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom, Write as _};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use onceward::lab::postgres;
 use onceward::lab::process::TempFolder;
 
-use crate::{Result, median};
+use crate::Result;
 
 /// Settings that a figure depends on.
 const SETTINGS: [&str; 9] = [
@@ -73,19 +75,20 @@ fn mount_of(path: &str) -> Result<(String, String, String)> {
     Ok((top[0].to_owned(), top[1].to_owned(), top[2].to_owned()))
 }
 
-/// What it takes to have a page on the disk, in milliseconds: the median of many, where the servers keep their data.
-pub fn fsync_ms() -> Result<f64> {
+/// What it takes to have a page on the disk, where the servers keep their data, again and again until it is over.
+pub fn fsyncs(is_over: &AtomicBool) -> Result<Vec<Duration>> {
     let folder = TempFolder::new("fsync")?;
     let mut file = File::create(folder.path().join("page"))?;
     let mut times = Vec::new();
-    for _ in 0..200 {
+    while !is_over.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(20));
         let started = Instant::now();
         file.seek(SeekFrom::Start(0))?;
         file.write_all(&[1; 8_192])?;
         file.sync_data()?;
-        times.push(started.elapsed().as_secs_f64() * 1e3);
+        times.push(started.elapsed());
     }
-    Ok(median(times.into_iter()))
+    Ok(times)
 }
 
 /// The servers' process ids.

@@ -181,15 +181,17 @@ impl Bench<'_> {
         for (connections, batch) in SHAPES {
             let database = self.database(&format!("raw_{}_{connections}_{batch}", self.number))?;
             // As many as the engine gets: the database is slower once it has to write back what it has made.
-            let (before, events) = (Cpu::of(self.processes.postgres), self.scaled(self.events) as usize);
+            let events = self.scaled(self.events) as usize;
             let shape = Shape { connections, batch, events, form, id: |id| id };
-            let measured = raw::measure_twice(&database.url, &shape)?.map(|measured| measured.per_second);
-            let cpu = (Cpu::of(self.processes.postgres) - before) * 1e6 / (2 * events) as f64;
+            let both = raw::measure_twice(&database.url, &shape, || Cpu::of(self.processes.postgres))?;
+            let (measured, cpu) = (both.map(|(measured, _)| measured.per_second), both.map(|(_, cpu)| cpu * 1e6 / events as f64));
             let name = format!("raw {connections} × {batch}{}", if form == Form::Optimistic { "" } else { ", on conflict" });
             println!(
-                "  {name:<24} {} events/s, once more {}; CPU per million: PostgreSQL {cpu:.1} s",
+                "  {name:<24} {} events/s, once more {}; CPU per million: PostgreSQL {:.1} s, once more {:.1} s",
                 thousands(measured[0]),
-                thousands(measured[1])
+                thousands(measured[1]),
+                cpu[0],
+                cpu[1]
             );
             best = [best[0].max(measured[0]), best[1].max(measured[1])];
         }

@@ -104,12 +104,16 @@ pub fn measure(url: &str, shape: &Shape) -> Result<Measured> {
     run(url, shape.form, work)
 }
 
-/// New events, and the same ones once more.
-pub fn measure_twice(url: &str, shape: &Shape) -> Result<[Measured; 2]> {
+/// New events, and the same ones once more; each with what `processor_time` has grown by meanwhile.
+pub fn measure_twice(url: &str, shape: &Shape, processor_time: impl Fn() -> f64) -> Result<[(Measured, f64); 2]> {
     let work = batches(shape)?;
     let again = work.iter().map(|batches| batches.iter().map(|batch| Batch { again: true, ..batch.clone() }).collect());
     let again: Vec<Vec<Batch>> = again.collect();
-    Ok([run(url, shape.form, work)?, run(url, shape.form, again)?])
+    let measure = |work| {
+        let before = processor_time();
+        Ok::<_, Box<dyn std::error::Error>>((run(url, shape.form, work)?, processor_time() - before))
+    };
+    Ok([measure(work)?, measure(again)?])
 }
 
 fn run(url: &str, form: Form, work: Vec<Vec<Batch>>) -> Result<Measured> {

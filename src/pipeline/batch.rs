@@ -45,7 +45,7 @@ pub enum Fate {
     /// A business "no" is written.
     Declined,
     /// Recorded with its reason.
-    Held(Hold),
+    Held(Box<Hold>),
     /// Not settled: the claim goes, the record stays in the window.
     GivenBack {
         /// Not again before this.
@@ -132,8 +132,7 @@ impl<'a, E: Event> Batch<'a, E> {
         future_skew: Duration,
         discarded: &HashSet<(Offset, RecordDigest)>,
     ) -> Self {
-        let count = records.size_hint().0;
-        let (mut firsts, mut items) = (HashMap::with_capacity(count), Vec::<Item<'a, E>>::with_capacity(count));
+        let mut items = Vec::<Item<'a, E>>::with_capacity(records.size_hint().0);
         for record in records {
             if skips.contain(record.offset) {
                 items.push(Item { record, event_id: None, digest: None, event: None, fate: Fate::Skipped });
@@ -144,27 +143,22 @@ impl<'a, E: Event> Batch<'a, E> {
                 continue;
             }
             let item = match decode_guarded(handler, record) {
-                Err(rejection) => Item {
-                    record,
-                    event_id: rejection.event_id,
-                    digest: None,
-                    event: None,
-                    fate: Fate::Held(Hold::parked(rejection)),
-                },
+                Err(rejection) => {
+                    Item { record, event_id: rejection.event_id, digest: None, event: None, fate: held(Hold::parked(rejection)) }
+                }
                 Ok(event) => {
                     let (id, digest) = (event.id(), event.digest());
                     let fate = if is_future(id, now, future_skew) {
-                        Fate::Held(Hold::unclaimed(HeldReason::Future, FUTURE.to_owned()))
+                        held(Hold::unclaimed(HeldReason::Future, FUTURE.to_owned()))
                     } else {
-                        let first = *firsts.entry(id).or_insert(items.len());
-                        let first_digest = items.get(first).and_then(|first| first.digest);
-                        repeat_of(first, first_digest, digest)
+                        Fate::Open
                     };
                     Item { record, event_id: Some(id), digest: Some(digest), event: Some(event), fate }
                 }
             };
             items.push(item);
         }
+        fold_repeats(&mut items);
         Self { items, holds_up: false }
     }
 
@@ -175,7 +169,7 @@ impl<'a, E: Event> Batch<'a, E> {
         }
         for item in self.items.iter_mut().filter(|item| !matches!(item.fate, Fate::Skipped | Fate::Duplicate { .. })) {
             if let Some(words) = holds.get(&item.record.offset) {
-                item.fate = Fate::Held(Hold::unclaimed(HeldReason::Operator, words.clone()));
+                item.fate = held(Hold::unclaimed(HeldReason::Operator, words.clone()));
                 // The id of what is no event says nothing.
                 item.event_id = item.event_id.filter(|_| item.event.is_some());
                 self.holds_up = true;
@@ -209,7 +203,7 @@ impl<'a, E: Event> Batch<'a, E> {
             let claim = seen.get(&id);
             let contradicts = claim.is_some_and(|claim| claim.digest.is_some_and(|known| digest.contradicts(known)));
             item.fate = if *trace == Trace::OtherContent || contradicts {
-                Fate::Held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()))
+                held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()))
             } else if let Some(claim) = claim {
                 Fate::Duplicate { same_record: (claim.source, claim.offset) == (Some(source), Some(item.record.offset)) }
             } else if *trace == Trace::Applied || settled.contains(&id) {
@@ -217,7 +211,7 @@ impl<'a, E: Event> Batch<'a, E> {
                 let made = item.record.timestamp_ms.filter(|ms| *ms >= 0);
                 Fate::Duplicate { same_record: made.is_some_and(|ms| ms < unix_ms(floor)) }
             } else {
-                Fate::Held(Hold::unclaimed(HeldReason::BeyondHorizon, FORGOTTEN.to_owned()))
+                held(Hold::unclaimed(HeldReason::BeyondHorizon, FORGOTTEN.to_owned()))
             };
         }
     }
@@ -244,7 +238,7 @@ impl<'a, E: Event> Batch<'a, E> {
             match seen.get(&id) {
                 None => unexplained.push(id),
                 Some(Seen { digest: Some(known), .. }) if digest.contradicts(*known) => {
-                    item.fate = Fate::Held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()));
+                    item.fate = held(Hold::unclaimed(HeldReason::Conflict, OTHER_CONTENT.to_owned()));
                 }
                 Some(seen) => {
                     let same_record = (seen.source, seen.offset) == (Some(source), Some(item.record.offset));
@@ -268,7 +262,7 @@ impl<'a, E: Event> Batch<'a, E> {
             } else if item.fate == Fate::Open {
                 let waits = |key| sequences.contains(&key) || held_here.contains(&key);
                 if item.record.key_digest().is_some_and(waits) {
-                    item.fate = Fate::Held(Hold::waiting());
+                    item.fate = held(Hold::waiting());
                 }
             }
         }
@@ -465,14 +459,32 @@ pub(super) fn decode_guarded<H: Handler>(handler: &H, record: &Record) -> Result
     }
 }
 
-fn repeat_of(first: usize, first_digest: Option<EventDigest>, digest: EventDigest) -> Fate {
-    match first_digest {
-        None => Fate::Open, // it is the first itself
-        Some(known) if digest.contradicts(known) => {
-            Fate::Held(Hold::unclaimed(HeldReason::Conflict, "this id stands earlier in the batch with another content".to_owned()))
-        }
-        Some(_) => Fate::Repeat { of: first },
+/// Gives each event whose id stands earlier in the batch its part in what becomes of the first.
+fn fold_repeats<E>(items: &mut [Item<'_, E>]) {
+    let open = items.iter().enumerate().filter(|(_, item)| item.fate == Fate::Open);
+    let mut ids: Vec<(Uuid, usize)> = open.filter_map(|(index, item)| Some((item.event_id?, index))).collect();
+    // Ids begin with their time, so that those of one partition often ascend, and else nearly.
+    if ids.is_sorted_by(|(before, _), (id, _)| before < id) {
+        return;
     }
+    ids.sort();
+    for same in ids.chunk_by(|(before, _), (id, _)| before == id) {
+        let [(_, first), repeats @ ..] = same else { continue };
+        for (_, repeat) in repeats {
+            let contradicts =
+                items[*first].digest.zip(items[*repeat].digest).is_some_and(|(known, digest)| digest.contradicts(known));
+            items[*repeat].fate = if contradicts {
+                held(Hold::unclaimed(HeldReason::Conflict, "this id stands earlier in the batch with another content".to_owned()))
+            } else {
+                Fate::Repeat { of: *first }
+            };
+        }
+    }
+}
+
+/// Boxed, because few are held, and every other fate would be as large.
+fn held(hold: Hold) -> Fate {
+    Fate::Held(Box::new(hold))
 }
 
 /// The fate of a claimed event by its outcome, after its first attempt.
@@ -481,18 +493,16 @@ fn fate(outcome: Outcome, retry: &RetryPolicy) -> Fate {
         Outcome::Applied => Fate::Applied,
         Outcome::Declined => Fate::Declined,
         Outcome::NotStarted { wait } => Fate::GivenBack { wait },
-        Outcome::Retry { error, wait } => {
-            Fate::Held(Hold::claimed(HeldReason::Retryable, error, retry.after(1, Duration::ZERO, wait)))
-        }
-        Outcome::Unknown { error, parked: true, .. } => Fate::Held(Hold::claimed(HeldReason::Unknown, error, Next::Park)),
+        Outcome::Retry { error, wait } => held(Hold::claimed(HeldReason::Retryable, error, retry.after(1, Duration::ZERO, wait))),
+        Outcome::Unknown { error, parked: true, .. } => held(Hold::claimed(HeldReason::Unknown, error, Next::Park)),
         Outcome::Unknown { error, wait, parked: false } => {
-            Fate::Held(Hold::claimed(HeldReason::Unknown, error, retry.after(1, Duration::ZERO, wait)))
+            held(Hold::claimed(HeldReason::Unknown, error, retry.after(1, Duration::ZERO, wait)))
         }
-        Outcome::Rejected { error } => Fate::Held(Hold::claimed(HeldReason::Rejected, error, Next::Park)),
-        Outcome::Conflict { error } => Fate::Held(Hold::unclaimed(HeldReason::Conflict, error)),
-        Outcome::Refused { error } => Fate::Held(Hold::claimed(HeldReason::Refused, error, Next::Park)),
-        Outcome::NotRecorded { error, charge_id } => Fate::Held(Hold::not_recorded(error, charge_id)),
-        Outcome::Behind => Fate::Held(Hold::waiting()),
+        Outcome::Rejected { error } => held(Hold::claimed(HeldReason::Rejected, error, Next::Park)),
+        Outcome::Conflict { error } => held(Hold::unclaimed(HeldReason::Conflict, error)),
+        Outcome::Refused { error } => held(Hold::claimed(HeldReason::Refused, error, Next::Park)),
+        Outcome::NotRecorded { error, charge_id } => held(Hold::not_recorded(error, charge_id)),
+        Outcome::Behind => held(Hold::waiting()),
     }
 }
 
@@ -502,7 +512,7 @@ fn shared_fate(first: &Fate) -> Fate {
         Fate::GivenBack { wait } => Fate::GivenBack { wait: *wait },
         // One row of it is enough: a person decides about the event.
         Fate::Held(hold) if hold.reason == HeldReason::BeyondHorizon => Fate::Duplicate { same_record: false },
-        Fate::Held(hold) if !hold.owns_claim => Fate::Held(Hold::unclaimed(hold.reason, hold.error.clone())),
+        Fate::Held(hold) if !hold.owns_claim => held(Hold::unclaimed(hold.reason, hold.error.clone())),
         Fate::Held(_) | Fate::Duplicate { .. } | Fate::Applied | Fate::Declined => Fate::Duplicate { same_record: false },
         Fate::Open | Fate::Repeat { .. } | Fate::Skipped => {
             unreachable!("the first of a repeat is decided before, and never passed over")
