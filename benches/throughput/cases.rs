@@ -123,14 +123,23 @@ fn uneven(bench: &Bench<'_>) -> Result<Vec<Figure>> {
 
 fn latency(bench: &Bench<'_>) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    let cases = [("", 1_000, PARTITIONS, 1), ("20k_", 20_000, PARTITIONS, 1), ("1000_partitions_", 5_000, 1_000, 8)];
-    for (key, per_second, partitions, producers) in cases {
+    let [time, warm_up] = [20, 5].map(|seconds| Duration::from_secs(if bench.quick { seconds / 4 } else { seconds }));
+    let (short, usual) = (Duration::from_millis(1), Duration::from_millis(5)); // the second is the default of Kafka's clients
+    let twelve = |per_second, linger| Load { per_second, partitions: PARTITIONS, linger, producers: 1, time, warm_up };
+    let thousand = Load { partitions: 1_000, producers: 8, ..twelve(5_000, usual) };
+    for (key, load) in [("", twelve(1_000, short)), ("20k_", twelve(20_000, usual)), ("1000_partitions_", thousand)] {
         let name = format!("latency_{key}{}", bench.number);
         let database = bench.database(&name)?;
         let engine = Engine { topic: &name, ..bench.engine(&database.url) };
-        let [time, warm_up] = [20, 5].map(|seconds| Duration::from_secs(if bench.quick { seconds / 4 } else { seconds }));
-        let latency = latency::measure(&engine, &Load { per_second, partitions, time, warm_up, producers })?;
-        println!("  {per_second} events/s, {partitions} partitions; peak {:.0} MiB", latency.rss_peak_mib);
+        let latency = latency::measure(&engine, &load)?;
+        println!(
+            "  {} events/s, {} partitions, linger {:?}: peak {:.0} MiB; processors {:.0} % busy",
+            load.per_second,
+            load.partitions,
+            load.linger,
+            latency.rss_peak_mib,
+            latency.busy * 100.0
+        );
         let parts = [("due", latency.from_due), ("acknowledged", latency.from_acknowledged), ("fsync", latency.fsync)];
         for (name, Percentiles { p50, p99, most }) in parts {
             let what = if name == "fsync" { "fsync of a page".to_owned() } else { format!("from {name} to settled") };
@@ -139,7 +148,8 @@ fn latency(bench: &Bench<'_>) -> Result<Vec<Figure>> {
             figures.push(Figure::new(format!("{key}{name}p50_ms"), p50));
             figures.push(Figure::new(format!("{key}{name}p99_ms"), p99));
         }
-        if partitions != PARTITIONS {
+        figures.push(Figure::new(format!("{key}busy"), latency.busy));
+        if load.partitions != PARTITIONS {
             figures.push(Figure::new(format!("{key}rss_peak_mib"), latency.rss_peak_mib));
         }
     }

@@ -29,6 +29,8 @@ pub struct Load {
     pub time: Duration,
     /// Not counted: connections are made, statements prepared, caches filled.
     pub warm_up: Duration,
+    /// For how long a producer waits for more records of a partition, at most.
+    pub linger: Duration,
     /// They take turns. A broker handles the requests of one connection one after another, and with many partitions, a request for each
     /// record, it would be the producer that is measured.
     pub producers: usize,
@@ -41,6 +43,8 @@ pub struct Latency {
     pub from_acknowledged: Percentiles,
     /// Of a page, where the servers keep their data, while the events ran.
     pub fsync: Percentiles,
+    /// The part of all processors that was taken meanwhile: where it is all of them, it is the machine that is waited for.
+    pub busy: f64,
     pub rss_peak_mib: f64,
 }
 
@@ -73,9 +77,10 @@ struct Produced {
 /// When a partition was seen to have come so far.
 type Seen = (i64, Instant);
 
-/// Between two looks, at least; and so many times as long as a look has taken, so that looking at many partitions costs little of a core.
-const LOOK: Duration = Duration::from_micros(500);
+/// Between two looks: so many times as long as a look has taken, so that looking at many partitions costs little of a core. But within these
+/// bounds: after a look that was held up itself, a long rest would be taken for a stall of the engine.
 const REST: u32 = 4;
+const LOOK: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(20));
 
 #[derive(Default)]
 struct Deliveries(Mutex<Vec<Produced>>);
@@ -119,7 +124,7 @@ fn play(engine: &Engine<'_>, load: &Load, observer: Observer, running: &mut Runn
         thread::sleep(Duration::from_millis(20));
     }
     let mut config = producer(engine.kafka);
-    config.set("linger.ms", "1");
+    config.set("linger.ms", load.linger.as_millis().to_string());
     let producers = (0..load.producers).map(|_| config.create_with_context(Deliveries::default()));
     let producers: Vec<ThreadedProducer<Deliveries>> = producers.collect::<std::result::Result<_, _>>()?;
     let is_over = Arc::new(AtomicBool::new(false));
@@ -132,7 +137,9 @@ fn play(engine: &Engine<'_>, load: &Load, observer: Observer, running: &mut Runn
         let is_over = until();
         thread::spawn(move || crate::machine::fsyncs(&is_over).map_err(|error| error.to_string()))
     };
+    let before = crate::machine::Load::now(engine.processes)?;
     let sent = send(&producers, engine.topic, load);
+    let busy = before.busy_until(&crate::machine::Load::now(engine.processes)?)?;
     producers.iter().try_for_each(|producer| producer.flush(PATIENCE))?;
     let (due, warm) = sent?;
     let deliveries = producers.iter().map(|producer| std::mem::take(&mut *producer.context().lock()));
@@ -158,7 +165,8 @@ fn play(engine: &Engine<'_>, load: &Load, observer: Observer, running: &mut Runn
         Percentiles::of(counted.iter().map(|(event, moment)| moment.saturating_duration_since(begin(event))).collect())
     };
     let rss_peak_mib = crate::machine::rss_peak_mib(running.child.id())?;
-    Ok(Latency { from_due: since(|event| event.due)?, from_acknowledged: since(|event| event.acknowledged)?, fsync, rss_peak_mib })
+    let (from_due, from_acknowledged) = (since(|event| event.due)?, since(|event| event.acknowledged)?);
+    Ok(Latency { from_due, from_acknowledged, fsync, busy, rss_peak_mib })
 }
 
 /// How many were sent, and from when on they count.
@@ -215,6 +223,6 @@ fn look(observer: &Observer, is_over: &AtomicBool) -> Result<HashMap<i32, Vec<Se
         if last {
             return Ok(seen);
         }
-        thread::sleep(LOOK.max(now.duration_since(began) * REST));
+        thread::sleep((now.duration_since(began) * REST).clamp(LOOK.0, LOOK.1));
     }
 }

@@ -139,6 +139,12 @@ pub struct Load {
 }
 
 impl Load {
+    /// The part of all processors that anybody has had from then until now.
+    pub fn busy_until(&self, now: &Self) -> Result<f64> {
+        let all = (now.since - self.since).as_secs_f64() * std::thread::available_parallelism()?.get() as f64;
+        Ok((now.busy - self.busy) / all)
+    }
+
     pub fn now(processes: &Processes) -> Result<Self> {
         // user, nice, system, idle, iowait, irq, softirq, steal: what the hypervisor gave to others counts as theirs.
         let stat = fs::read_to_string("/proc/stat")?;

@@ -23,6 +23,10 @@ struct Notifications {
     refused: Arc<Mutex<HashSet<i64>>>,
     /// Orders over which the program stumbles.
     panics: HashSet<i64>,
+    /// Partitions may share a transaction.
+    shares: bool,
+    /// Events of how many partitions it was given, each time that it stumbled.
+    stumbled_among: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Handler for Notifications {
@@ -42,7 +46,11 @@ impl Handler for Notifications {
         use diesel_async::RunQueryDsl as _;
         let mut outcomes = Vec::new();
         for event in events.iter().map(Claimed::event) {
-            assert!(!self.panics.contains(&event.order_id), "stumbled over order {}", event.order_id);
+            if self.panics.contains(&event.order_id) {
+                let partitions: HashSet<i32> = events.iter().map(Claimed::partition).collect();
+                self.stumbled_among.lock().expect("nobody panics with it").push(partitions.len());
+                panic!("stumbled over order {}", event.order_id);
+            }
             if self.refused.lock().expect("nobody panics").contains(&event.order_id) {
                 outcomes.push(Outcome::Retry { error: "not yet".to_owned(), wait: None });
                 continue;
@@ -53,6 +61,10 @@ impl Handler for Notifications {
             outcomes.push(Outcome::Applied);
         }
         Ok(outcomes)
+    }
+
+    fn shares_transactions(&self) -> bool {
+        self.shares
     }
 }
 
@@ -150,6 +162,49 @@ fn an_event_over_which_the_handler_panics_is_held_and_the_others_of_its_batch_ar
     assert_eq!(world.database.column(held), [5, 20, 21].map(|offset| format!("{offset} refused parked true")));
     assert_eq!(world.database.count("SELECT count(DISTINCT event_id) FROM notification"), 37);
     assert_eq!(world.database.count("SELECT count(*) FROM notification"), 37);
+    inside.stop().expect("it ends in order");
+}
+
+// CASES C01
+#[test]
+fn a_handler_that_stumbles_in_a_transaction_that_partitions_share_costs_only_its_own_event() {
+    const PARTITIONS: i32 = 8;
+    let world = World::with_partitions(PARTITIONS);
+    world.database.execute(TABLE);
+    let admin = format!("127.0.0.1:{}", onceward::lab::process::free_port().expect("a free port"));
+    let config = world.engine().concurrency(1).patient_with_locks().set("admin.listen", admin.as_str()).load();
+    let orders = Order::some(2 * PARTITIONS as usize);
+    let (first, second) = orders.split_at(PARTITIONS as usize);
+    let stumbled_among = Arc::default();
+    let panics = HashSet::from([second[5].order_id]);
+    let handler = Notifications { panics, shares: true, stumbled_among: Arc::clone(&stumbled_among), ..Notifications::default() };
+    let inside = Inside::start(config, handler);
+    let send =
+        |orders: &[Order], from| world.topic.send(orders.iter().zip(from..).map(|(order, at)| order.message().partition(at)));
+    // A partition's first batch names the key; what comes then goes in plainly, and together.
+    send(first, 0);
+    eventually_equal("the first are applied", 0, || world.topic.lag(&world.group));
+
+    let lock = world.database.session();
+    lock.rows("BEGIN; LOCK TABLE notification IN EXCLUSIVE MODE");
+    send(&second[..1], 0);
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    eventually_equal("the first partition waits for us", 1, || world.database.count(waiting));
+    send(&second[1..], 1);
+    let read = || {
+        let (_, metrics) = crate::support::get(&admin, "/metrics").unwrap_or_default();
+        let windows = metrics.lines().filter(|line| line.starts_with("onceward_window_records{"));
+        windows.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+    };
+    eventually_equal("the others wait for it", f64::from(PARTITIONS), read);
+    lock.rows("COMMIT");
+    eventually_equal("the frontiers have passed all", 0, || world.topic.lag(&world.group));
+    let held = "SELECT partition || ' ' || reason || ' ' || state FROM held_event JOIN consumed_partition AS p ON p.id = source_id";
+    assert_eq!(world.database.column(held), ["5 refused parked"]);
+    let notified = "SELECT count(*) || ' ' || count(DISTINCT event_id) FROM notification";
+    assert_eq!(world.database.column(notified), ["15 15"]);
+    let stumbled: Vec<usize> = stumbled_among.lock().expect("nobody panics with it").clone();
+    assert!(stumbled.iter().any(|partitions| *partitions > 1), "it has stumbled among others: {stumbled:?}");
     inside.stop().expect("it ends in order");
 }
 
