@@ -13,6 +13,7 @@ use onceward::store::forgetting::{
 };
 use onceward::store::retention::{database_time, ensure_days, floor, init_floor};
 use onceward::store::{ErrorClass, Session, Store, horizon_claims, migrate, processed_events};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::{Db, GROUP, TOPIC, advance, assert_class, claim, committed, id_of_day, ids, own, refused};
@@ -80,17 +81,16 @@ async fn a_batch_whose_day_goes_meanwhile_is_waited_for_and_finds_its_claims_gon
     let table = table_of(&mut cleaner, id).await;
     be_patient(&mut cleaner, 10 * SECOND, 20 * SECOND).await.unwrap();
     let pending = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)";
+    let claimed = Notify::new();
     let (there, ()) = join(
         committed(&mut batch, async |s| {
             assert_eq!(claim(s, SourceId(1), &[id]).await?, [id]);
+            claimed.notify_one();
             db.until(pending).await;
             processed_events::give_back(s, GROUP, &[id]).await
         }),
         async {
-            db.until(
-                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database())",
-            )
-            .await;
+            claimed.notified().await;
             detach(&mut cleaner, &table).await.unwrap();
         },
     )
