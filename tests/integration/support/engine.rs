@@ -116,13 +116,11 @@ impl EngineBuilder {
     }
 
     /// Starts it and waits for nothing.
-    pub fn launch(mut self) -> Engine {
+    pub fn launch(self) -> Engine {
         let folder = TempFolder::new("engine").expect("a folder");
-        if !self.settings.contains_key("admin.listen") {
-            self = self.set("admin.listen", format!("127.0.0.1:{}", process::free_port().expect("a free port")));
-        }
-        let admin = self.settings["admin.listen"].as_str().expect("an address").to_owned();
-        let mut command = self.command(&folder, &["run"]);
+        let engine = self.with_a_port();
+        let admin = engine.settings["admin.listen"].as_str().expect("an address").to_owned();
+        let mut command = engine.command(&folder, &["run"]);
         let log = File::create(folder.path().join("stderr.log")).expect("a log");
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         Engine { child: process::spawn(command, Signal::Kill).expect("the engine starts"), admin, folder }
@@ -131,7 +129,16 @@ impl EngineBuilder {
     /// Runs another command of `onceward` with this configuration, to its end.
     pub fn run_to_end(self, arguments: &[&str]) -> Output {
         let folder = TempFolder::new("onceward").expect("a folder");
-        run(self.command(&folder, arguments), &folder, LIMIT)
+        let configured = if arguments.contains(&"run") { self.with_a_port() } else { self };
+        run(configured.command(&folder, arguments), &folder, LIMIT)
+    }
+
+    /// With an admin port that no engine of another test has, unless the test has chosen one.
+    fn with_a_port(self) -> Self {
+        if self.settings.contains_key("admin.listen") {
+            return self;
+        }
+        self.set("admin.listen", format!("127.0.0.1:{}", process::free_port().expect("a free port")))
     }
 
     /// The same under a time limit of its own; and the most memory that it held, in KiB, as it was looked at over and over.
