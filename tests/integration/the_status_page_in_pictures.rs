@@ -109,7 +109,7 @@ fn shoot(world: &World, engine: &Engine) {
     let owners = "SELECT count(*) FROM consumed_partition WHERE owner LIKE '%:%'";
     eventually("each has its owner again", || world.database.count(owners) == 6);
     let browser = Browser::open(&format!("http://{}/", engine.address()));
-    browser.click("#token");
+    browser.opens("#token");
     browser.fill("#key-token", TOKEN);
     browser.click("#key button[type=submit]");
     browser.misses("dialog[open]");

@@ -23,14 +23,14 @@ fn page(engine: &Engine) -> Browser {
 
 /// As a person does: the token is typed into the page.
 fn sign_in(browser: &Browser, token: &str) {
-    browser.click("#token");
+    browser.opens("#token");
     browser.fill("#key-token", token);
     browser.click("#key button[type=submit]");
 }
 
 /// Opens an action's dialog.
 fn open(browser: &Browser, rows: &str, action: &str) {
-    browser.click(&format!("#{rows} [data-action={action}]"));
+    browser.opens(&format!("#{rows} [data-action={action}]"));
 }
 
 /// Says who and why, and does it.
@@ -175,14 +175,14 @@ fn what_a_record_says_is_shown_as_text_and_runs_nothing() {
     browser.sees("#held", "<script>");
     let elements = || browser.run("return document.querySelectorAll('img, iframe, script, svg[onload], [onerror]').length");
     for id in world.database.column("SELECT id FROM held_event ORDER BY id") {
-        browser.click(&format!("#held tr[data-key='{id}'] [data-action=show]"));
+        browser.opens(&format!("#held tr[data-key='{id}'] [data-action=show]"));
         browser.sees("#show-title", &id);
         eventually("its payload is read", || browser.text("#show-payload").is_some_and(|text| !text.is_empty()));
         assert_eq!(elements(), 1, "the page's own script, and nothing that a record has brought");
         browser.click("#show-close");
     }
     let first = world.database.text("SELECT id FROM held_event WHERE source_offset = 0");
-    browser.click(&format!("#held tr[data-key='{first}'] [data-action=show]"));
+    browser.opens(&format!("#held tr[data-key='{first}'] [data-action=show]"));
     browser.sees("#show-payload", "<img src=x onerror=");
     browser.sees("#show-fields", "header <img");
     assert_eq!(browser.run("return window.hurt === undefined"), true);

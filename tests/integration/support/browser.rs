@@ -58,6 +58,18 @@ impl Browser {
         });
     }
 
+    /// Clicks on what opens a dialog until that is open. A row is made anew every second, and a click on one that is going is nobody's.
+    pub fn opens(&self, selector: &str) {
+        self.misses("dialog[open]");
+        eventually(&format!("{selector} opens a dialog"), || {
+            if let Some(element) = self.find(selector) {
+                // Behind a dialog nothing can be clicked on.
+                let _ = self.within("POST", &format!("/element/{element}/click"), &json!({}));
+            }
+            self.find("dialog[open]")
+        });
+    }
+
     /// Types into what the selector finds, in place of what stands there.
     pub fn fill(&self, selector: &str, text: &str) {
         eventually(&format!("{selector} is filled"), || {
