@@ -95,6 +95,27 @@ pub fn signal(child: &mut Child, signal: Signal) -> io::Result<()> {
     if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Waits until the child catches `signal`, has ended, or `limit` is over. Before a program has said what it does at SIGTERM, the kernel ends it:
+/// whoever asks a child to end that was started a moment ago, and wants it to end in order, waits for this first.
+///
+/// # Errors
+/// The operating system's.
+pub fn wait_until_it_catches(child: &mut Child, signal: Signal, limit: Duration) -> io::Result<()> {
+    let end = Instant::now() + limit;
+    while child.try_wait()?.is_none() && !catches(child.id(), signal)? && Instant::now() < end {
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// By the bit mask of caught signals in `/proc/<pid>/status`, see proc(5).
+fn catches(pid: u32, signal: Signal) -> io::Result<bool> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    Ok(mask >> (signal.number() - 1) & 1 == 1)
+}
+
 /// Waits for the child's end; `None` when it still runs after `limit`.
 ///
 /// # Errors
@@ -235,8 +256,22 @@ mod tests {
 
     #[test]
     fn a_child_that_ignores_the_request_is_killed() {
-        let mut child = spawn(shell("trap '' TERM; echo; while :; do sleep 600; done"), Signal::Kill).unwrap();
-        assert_eq!(wait(&mut child, Duration::from_millis(100)).unwrap(), None);
+        let mut child = spawn(shell("trap : TERM; while :; do sleep 600; done"), Signal::Kill).unwrap();
+        wait_until_it_catches(&mut child, Signal::Term, Duration::from_secs(10)).unwrap();
         assert_eq!(exit_code(end(&mut child, Signal::Term, Duration::from_millis(200)).unwrap()), 137);
+    }
+
+    #[test]
+    fn a_child_that_does_not_catch_the_request_yet_is_waited_for() {
+        let mut child = spawn(shell("sleep 0.2; trap 'exit 7' TERM; while :; do sleep 600 & wait; done"), Signal::Kill).unwrap();
+        wait_until_it_catches(&mut child, Signal::Term, Duration::from_secs(10)).unwrap();
+        assert_eq!(exit_code(end(&mut child, Signal::Term, Duration::from_secs(10)).unwrap()), 7);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_child_that_has_ended() {
+        let mut child = spawn(shell("exit 3"), Signal::Kill).unwrap();
+        wait_until_it_catches(&mut child, Signal::Term, Duration::from_secs(600)).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(3));
     }
 }

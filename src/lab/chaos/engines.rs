@@ -78,9 +78,13 @@ impl Engines {
         Ok(())
     }
 
-    /// Freezes one, thaws it, or asks it to end.
+    /// Freezes one, thaws it, or asks it to end: one that was started a moment ago as soon as it hears it.
     pub fn tell(&mut self, index: usize, signal: Signal, then: State) -> Result<()> {
-        process::signal(self.engines[index].child.as_mut().context("it runs")?, signal)?;
+        let child = self.engines[index].child.as_mut().context("it runs")?;
+        if signal == Signal::Term {
+            process::wait_until_it_catches(child, signal, FAREWELL)?;
+        }
+        process::signal(child, signal)?;
         self.engines[index].state = then;
         Ok(())
     }

@@ -84,15 +84,16 @@ impl EngineBuilder {
         longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
     }
 
-    /// Whose locks are waited for longer than the second after which the server looks for deadlocks.
+    /// Whose locks are waited for longer than a test holds them, also where the machine stands still for some seconds meanwhile.
     pub fn patient_with_locks(self) -> Self {
         let longer = [
-            ("database.lock_timeout_ms", 3_000),
-            ("database.statement_timeout_ms", 3_500),
-            ("database.transaction_budget_ms", 9_000),
-            ("kafka.session_timeout_ms", 8_000),
-            ("pipeline.drain_ms", 9_000),
-            ("pipeline.stuck_after_ms", 15_000),
+            ("database.lock_timeout_ms", 15_000),
+            ("database.statement_timeout_ms", 15_500),
+            ("database.transaction_budget_ms", 21_000),
+            ("kafka.session_timeout_ms", 20_000),
+            ("kafka.max_poll_interval_ms", 30_000),
+            ("pipeline.drain_ms", 22_000),
+            ("pipeline.stuck_after_ms", 40_000),
         ];
         longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
     }
@@ -268,8 +269,11 @@ impl Engine {
         self.signal(Signal::Hangup);
     }
 
-    /// Sends it a signal and waits for nothing.
+    /// Sends it a signal and waits for nothing; a request to one that was started a moment ago, as soon as it hears it.
     pub fn signal(&mut self, signal: Signal) {
+        if matches!(signal, Signal::Term | Signal::Int | Signal::Hangup) {
+            process::wait_until_it_catches(&mut self.child, signal, LIMIT).expect("a child is looked at");
+        }
         process::signal(&mut self.child, signal).expect("a signal is sent");
     }
 
