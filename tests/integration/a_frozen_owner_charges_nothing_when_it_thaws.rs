@@ -18,7 +18,7 @@ fn another_process_has_taken_over_meanwhile() {
     stub.script([Rule::for_order(orders[0].order_id, Act::Hold).times(1)]);
     world.topic.send(orders.iter().map(|order| order.message().partition(0)));
     // One call at a time: the first is charged and not answered, the others wait to be started.
-    let mut frozen = world.engine().provider(&stub.url()).set("provider.max_in_flight", 1).start();
+    let mut frozen = world.engine().patient().provider(&stub.url()).set("provider.max_in_flight", 1).start();
     eventually("one is charged, the others wait behind it", || stub.calls().held == 1);
     frozen.signal(Signal::Stop);
     assert_eq!(stub.calls().posts, 1);

@@ -13,7 +13,7 @@ fn one_connection_and_twelve_partitions_do_not_deadlock() {
     let orders = Order::some(120);
     stub.script([Rule::always(Act::Delay { ms: 150 })]);
     world.topic.send(orders.iter().enumerate().map(|(n, order)| order.message().partition((n % 12) as i32)));
-    let engine = world.engine().concurrency(1).provider(&stub.url()).start();
+    let engine = world.engine().patient().concurrency(1).provider(&stub.url()).start();
     assert_the_books_agree(&world, &stub, &orders);
     assert_eq!(world.database.count("SELECT count(*) FROM held_event"), 0, "slow is not unknown");
     assert!(engine.terminate().success());

@@ -82,7 +82,8 @@ fn is_thrown_out_and_comes_back(assignor: &str) {
 #[test]
 fn a_member_whose_session_has_ended_commits_nothing() {
     let world = World::with_partitions(1);
-    let mut frozen = world.engine().set("kafka.commit_interval_ms", 5_500).start();
+    let rarely = [("kafka.commit_interval_ms", 11_500), ("kafka.session_timeout_ms", 12_000)];
+    let mut frozen = rarely.into_iter().fold(world.engine(), |engine, (key, value)| engine.set(key, value)).start();
     let orders = Order::some(10);
     world.topic.send(orders.iter().map(Order::message));
     eventually_equal("they are settled", 10, || world.database.count("SELECT count(*) FROM payment"));

@@ -247,6 +247,37 @@ fn without_the_token_nothing_can_be_done_and_no_record_is_seen() {
     assert_eq!(engine.post(&path, TOKEN, &body), (409, json!({ "error": "it is discarded" }).to_string()));
 }
 
+/// The first overview may take as long as the broker; whoever is faster must not lose the token.
+#[test]
+fn a_token_that_is_typed_before_anything_is_seen_is_kept() {
+    let (_world, engine, browser, _) = held(Act::status(422), "rejected parked");
+    browser.run("sessionStorage.clear()");
+    browser.chrome("Network.enable", json!({}));
+    browser.chrome("Network.setBlockedURLs", json!({ "urls": ["*/api/overview*"] }));
+    browser.go(&format!("http://{}/", engine.address()));
+    browser.sees("#link", "not reachable");
+    sign_in(&browser, TOKEN);
+    browser.misses("dialog[open]");
+    browser.chrome("Network.setBlockedURLs", json!({ "urls": [] }));
+    browser.sees("#token", "Token in use");
+    browser.sees("#held", "422");
+}
+
+#[test]
+fn a_token_that_cannot_be_tried_is_not_called_wrong() {
+    let (world, _engine, browser, _) = held(Act::status(422), "rejected parked");
+    browser.sees("#token", "Token in use");
+    let lock = world.database.session();
+    lock.rows("BEGIN; LOCK TABLE held_event IN ACCESS EXCLUSIVE MODE");
+    sign_in(&browser, "another-token-of-nobody");
+    browser.sees("#key-said", "database");
+    lock.rows("ROLLBACK");
+    browser.click("#key button[type=submit]");
+    browser.sees("#key-said", "not the token");
+    browser.click("#key-cancel");
+    browser.sees("#token", "Token in use");
+}
+
 #[test]
 fn without_a_configured_token_actions_are_off_and_say_which_key_to_set() {
     let world = World::with_partitions(1);

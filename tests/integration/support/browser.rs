@@ -98,7 +98,8 @@ impl Browser {
 
     /// Waits until nothing is found any more.
     pub fn misses(&self, selector: &str) {
-        eventually(&format!("no {selector}"), || self.find(selector).is_none());
+        // The driver says so; what it could not look for may be there.
+        eventually(&format!("no {selector}"), || self.look_for(selector).is_err_and(|why| why.contains("no such element")));
     }
 
     /// What a script on the page returns.
@@ -112,9 +113,13 @@ impl Browser {
     }
 
     fn find(&self, selector: &str) -> Option<String> {
-        let found = self.within("POST", "/element", &json!({ "using": "css selector", "value": selector })).ok()?;
+        self.look_for(selector).ok()
+    }
+
+    fn look_for(&self, selector: &str) -> Result<String, String> {
+        let found = self.within("POST", "/element", &json!({ "using": "css selector", "value": selector }))?;
         // The name that the protocol gives to elements.
-        Some(found["element-6066-11e4-a52e-4f735466cecf"].as_str()?.to_owned())
+        Ok(found["element-6066-11e4-a52e-4f735466cecf"].as_str().ok_or("no name")?.to_owned())
     }
 
     fn must(&self, method: &str, path: &str, body: &Value) -> Value {

@@ -78,22 +78,30 @@ impl EngineBuilder {
         self.set("provider.kind", "none").unset("provider.url")
     }
 
-    /// A call of the provider may take twice as long as usual, so that a test can do something while one is held.
+    /// A call of the provider may take so long that a test can do something while one is held, and the machine stand still for some seconds.
     pub fn patient(self) -> Self {
-        let longer = [("provider.call_timeout_ms", 3_000), ("provider.effect_deadline_ms", 3_500), ("pipeline.drain_ms", 7_000)];
+        let longer = [
+            ("provider.call_timeout_ms", 6_000),
+            ("provider.effect_deadline_ms", 6_500),
+            ("database.idle_in_transaction_timeout_ms", 7_500),
+            ("database.transaction_budget_ms", 9_000),
+            ("kafka.session_timeout_ms", 10_000),
+            ("pipeline.drain_ms", 10_000),
+            ("pipeline.stuck_after_ms", 12_000),
+        ];
         longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
     }
 
-    /// Whose locks are waited for longer than a test holds them, also where the machine stands still for some seconds meanwhile.
+    /// Whose locks are waited for longer than a test holds them, also where the machine stands still meanwhile. May follow [`Self::patient`].
     pub fn patient_with_locks(self) -> Self {
         let longer = [
-            ("database.lock_timeout_ms", 15_000),
-            ("database.statement_timeout_ms", 15_500),
-            ("database.transaction_budget_ms", 21_000),
-            ("kafka.session_timeout_ms", 20_000),
+            ("database.lock_timeout_ms", 12_000),
+            ("database.statement_timeout_ms", 12_500),
+            ("database.transaction_budget_ms", 20_000),
+            ("kafka.session_timeout_ms", 21_000),
             ("kafka.max_poll_interval_ms", 30_000),
-            ("pipeline.drain_ms", 22_000),
-            ("pipeline.stuck_after_ms", 40_000),
+            ("pipeline.drain_ms", 21_000),
+            ("pipeline.stuck_after_ms", 34_000),
         ];
         longer.into_iter().fold(self, |builder, (key, value)| builder.set(key, value))
     }
