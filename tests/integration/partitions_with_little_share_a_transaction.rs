@@ -47,7 +47,13 @@ fn send_at_once(world: &World, engine: &Engine, orders: &[Order]) {
 
 /// Sends the records so that all partitions but one wait for that one's transaction, which waits for us. Then `before` happens; and `during`
 /// when they have their own, which waits for us too.
-fn while_all_wait(world: &World, engine: &Engine, messages: Vec<Message>, before: impl FnOnce(), during: impl FnOnce()) {
+fn while_all_wait(
+    world: &World,
+    engine: &mut Engine,
+    messages: Vec<Message>,
+    before: impl FnOnce(),
+    during: impl FnOnce(&mut Engine),
+) {
     let waiting = || {
         world
             .database
@@ -68,7 +74,7 @@ fn while_all_wait(world: &World, engine: &Engine, messages: Vec<Message>, before
         behind.join().expect("it has the lock");
     });
     eventually_equal("the others wait", 1, waiting);
-    during();
+    during(engine);
     second.rows("COMMIT");
 }
 
@@ -91,9 +97,9 @@ fn assert_all_is_settled(world: &World, orders: usize) {
 #[test]
 fn those_that_wait_at_the_same_time_go_in_one() {
     let world = World::with_partitions(PARTITIONS);
-    let engine = engine(&world).start();
+    let mut engine = engine(&world).start();
     let orders = one_for_each();
-    while_all_wait(&world, &engine, messages(&orders), || (), || ());
+    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), 2.0, "the first one's, and all others'");
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "applied")]), f64::from(PARTITIONS));
@@ -104,9 +110,9 @@ fn those_that_wait_at_the_same_time_go_in_one() {
 #[test]
 fn where_somebody_is_asked_none_waits_for_the_answers_of_another() {
     let world = World::with_partitions(PARTITIONS);
-    let engine = engine(&world).provider(&world.provider.url()).start();
+    let mut engine = engine(&world).provider(&world.provider.url()).start();
     let orders = one_for_each();
-    while_all_wait(&world, &engine, messages(&orders), || (), || ());
+    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), f64::from(PARTITIONS));
 }
@@ -114,11 +120,11 @@ fn where_somebody_is_asked_none_waits_for_the_answers_of_another() {
 #[test]
 fn poison_in_one_is_held_and_all_go_on_together() {
     let world = World::with_partitions(PARTITIONS);
-    let engine = engine(&world).start();
+    let mut engine = engine(&world).start();
     let orders = one_for_each();
     let mut sent = messages(&orders);
     sent.push(Message::new(*b"no event").partition(9));
-    while_all_wait(&world, &engine, sent, || (), || ());
+    while_all_wait(&world, &mut engine, sent, || (), |_| ());
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), 2.0);
     let held = "SELECT reason || ' ' || state || ' ' || partition FROM held_event JOIN consumed_partition AS p ON p.id = source_id";
@@ -128,12 +134,12 @@ fn poison_in_one_is_held_and_all_go_on_together() {
 #[test]
 fn an_event_in_two_of_them_is_applied_once_and_costs_the_others_nothing() {
     let world = World::with_partitions(PARTITIONS);
-    let engine = engine(&world).start();
+    let mut engine = engine(&world).start();
     let orders = one_for_each();
     let mut sent = messages(&orders);
     // Whichever goes first alone, two of these three are in one transaction.
     sent.extend([7, 8].map(|partition| orders[3].message().partition(partition)));
-    while_all_wait(&world, &engine, sent, || (), || ());
+    while_all_wait(&world, &mut engine, sent, || (), |_| ());
     assert_all_is_settled(&world, orders.len());
     assert!(engine.metric("onceward_claims_total", &[("form", "taken")]) >= 1.0, "they could not share it");
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 2.0);
@@ -143,12 +149,12 @@ fn an_event_in_two_of_them_is_applied_once_and_costs_the_others_nothing() {
 fn a_row_that_the_database_refuses_is_found_alone_and_held() {
     let world = World::with_partitions(PARTITIONS);
     world.database.execute("ALTER TABLE payment ADD CHECK (amount < 1000)");
-    let engine = engine(&world).start();
+    let mut engine = engine(&world).start();
     let mut orders = one_for_each();
     let (bad, another) = (Order::new().amount("1000.00"), Order::new().amount("1001.00"));
     orders[4] = bad.clone();
     orders[5] = another.clone();
-    while_all_wait(&world, &engine, messages(&orders), || (), || ());
+    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
     eventually_equal("every record is settled and committed", 0, || world.topic.lag(&world.group));
     assert_eq!(world.database.count(PAID), i64::from(PARTITIONS) - 2);
     let mut refused = [bad, another].map(|order| format!("{} refused", order.event_id));
@@ -160,9 +166,9 @@ fn a_row_that_the_database_refuses_is_found_alone_and_held() {
 fn no_more_than_has_room_goes_in_one() {
     const EACH: i32 = 30;
     let world = World::with_partitions(PARTITIONS);
-    let engine = engine(&world).start();
+    let mut engine = engine(&world).start();
     let orders = Order::some((EACH * PARTITIONS) as usize);
-    while_all_wait(&world, &engine, messages(&orders), || (), || ());
+    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
     assert_all_is_settled(&world, orders.len());
     let of_at_most = |events: &str| engine.metric("onceward_batch_events_bucket", &[("le", events)]);
     assert_eq!(of_at_most("512"), transactions(&engine));
@@ -172,11 +178,11 @@ fn no_more_than_has_room_goes_in_one() {
 #[test]
 fn an_owner_that_has_lost_one_of_them_settles_the_others_and_that_one_once() {
     let world = World::with_partitions(PARTITIONS);
-    let engine = engine(&world).start();
+    let mut engine = engine(&world).start();
     let orders = one_for_each();
     while_all_wait(
         &world,
-        &engine,
+        &mut engine,
         messages(&orders),
         || {
             // Not the one whose row is locked.
@@ -185,7 +191,7 @@ fn an_owner_that_has_lost_one_of_them_settles_the_others_and_that_one_once() {
              WHERE id = (SELECT id FROM consumed_partition ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)",
             );
         },
-        || (),
+        |_| (),
     );
     assert_all_is_settled(&world, orders.len());
     assert!(transactions(&engine) > 2.0, "each of them went on alone");
@@ -194,13 +200,59 @@ fn an_owner_that_has_lost_one_of_them_settles_the_others_and_that_one_once() {
 }
 
 #[test]
+fn asked_to_end_while_they_share_one_it_settles_them_all_and_ends_in_order() {
+    let world = World::with_partitions(PARTITIONS);
+    let mut engine = engine(&world).start();
+    let orders = one_for_each();
+    while_all_wait(
+        &world,
+        &mut engine,
+        messages(&orders),
+        || (),
+        |engine| {
+            engine.signal(Signal::Term);
+            eventually("it drains", || engine.log().contains("stopping: drain"));
+        },
+    );
+    assert!(engine.wait().success(), "{}", engine.log());
+    assert_all_is_settled(&world, orders.len());
+    assert_eq!(world.database.count("SELECT count(DISTINCT xmin::text) FROM processed_event"), 2, "one alone, and all others");
+}
+
+#[test]
+fn partitions_that_move_while_they_share_one_are_settled_first() {
+    let world = World::with_partitions(PARTITIONS);
+    let mut first = engine(&world).start();
+    let orders = one_for_each();
+    let mut second = None;
+    while_all_wait(
+        &world,
+        &mut first,
+        messages(&orders),
+        || (),
+        |first| {
+            second = Some(engine(&world).launch());
+            eventually("it is to give some back", || first.log().contains("rebalance=Revoke {"));
+        },
+    );
+    let second = second.expect("it was started");
+    eventually_equal("each has its half", [PARTITIONS as usize / 2; 2], || [first.owned().len(), second.owned().len()]);
+    assert_all_is_settled(&world, orders.len());
+    assert_eq!(world.database.count("SELECT count(DISTINCT xmin::text) FROM processed_event"), 2, "one alone, and all others");
+    let more = one_for_each();
+    world.topic.send(messages(&more));
+    assert_all_is_settled(&world, orders.len() + more.len());
+    assert!(first.terminate().success() && second.terminate().success());
+}
+
+#[test]
 fn a_commit_that_is_lost_with_or_without_its_answer_is_asked_for_by_each() {
     for committed in [true, false] {
         let world = World::with_partitions(PARTITIONS);
         let way = Proxy::before(&world.database);
-        let engine = engine(&world).set("database.url", way.url()).start();
+        let mut engine = engine(&world).set("database.url", way.url()).start();
         let orders = one_for_each();
-        while_all_wait(&world, &engine, messages(&orders), || (), || way.lose_the_next_commit(committed));
+        while_all_wait(&world, &mut engine, messages(&orders), || (), |_| way.lose_the_next_commit(committed));
         eventually("a COMMIT is lost", || way.has_lost_it());
         assert_all_is_settled(&world, orders.len());
         let duplicates = engine.metric("onceward_events_total", &[("outcome", "duplicate")]);

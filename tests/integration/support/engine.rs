@@ -139,7 +139,12 @@ impl EngineBuilder {
     pub fn run_to_end(self, arguments: &[&str]) -> Output {
         let folder = TempFolder::new("onceward").expect("a folder");
         let configured = if arguments.contains(&"run") { self.with_a_port() } else { self };
-        run(configured.command(&folder, arguments), &folder, LIMIT)
+        run(configured.asks_once().command(&folder, arguments), &folder, LIMIT)
+    }
+
+    /// A service tries again to connect; a command does not.
+    fn asks_once(self) -> Self {
+        self.set("database.connect_timeout_ms", 5_500)
     }
 
     /// With an admin port that no engine of another test has, unless the test has chosen one.
@@ -157,7 +162,7 @@ impl EngineBuilder {
         let look = |pid| {
             most.fetch_max(most_memory_kib(pid).unwrap_or(0), Ordering::Relaxed);
         };
-        let output = run_and_look(self.command(&folder, arguments), &folder, limit, look);
+        let output = run_and_look(self.asks_once().command(&folder, arguments), &folder, limit, look);
         (output, most.into_inner())
     }
 
