@@ -117,7 +117,7 @@ settings! {
         /// All calls of one transaction end within this, counted from its claim.
         effect_deadline: Duration = Duration::from_secs(10),
         /// Calls in flight at once, over all partitions.
-        max_in_flight: usize = 256,
+        max_in_flight: usize = 384,
         /// Nobody is called for a while after so many events in a row failed; then one call tries.
         breaker_failures: usize = 10,
         /// How an amount is written: `10.00` or `1000`.
