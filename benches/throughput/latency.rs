@@ -4,8 +4,8 @@
 //! whose syncs tell what the disk does meanwhile.
 //!
 //! Invariant: the clock of an event starts when the rate says that it is due, whether or not anybody was late; a stall of the producer or
-//! of the engine is counted for each event that had to wait for it. A second clock starts when the broker has acknowledged the event:
-//! before that, no engine could have seen it.
+//! of the engine is counted for each event that had to wait for it. A second clock starts when the producer hears that the broker
+//! has the event; one that is settled before that has waited for nothing.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -148,6 +148,7 @@ fn a_claim_that_a_look_came_too_early_for_is_found_all_the_same() {
     eventually_equal("paid", 1, || world.database.count("SELECT count(*) FROM payment"));
     let orders = Order::some(10);
     let somebody = world.database.session();
+    let backend = somebody.rows("SELECT pg_backend_pid()")[0][0].clone().expect("a number");
     somebody.rows(&format!(
         "BEGIN; INSERT INTO processed_event (event_id, consumer_group, processed_at, source_id, event_digest, source_offset)
          SELECT '{}', consumer_group, now(), source_id, NULL, 77 FROM processed_event",
@@ -155,9 +156,7 @@ fn a_claim_that_a_look_came_too_early_for_is_found_all_the_same() {
     ));
     world.topic.send(orders.iter().map(Order::message));
     eventually("the engine has looked, and waits for that claim", || {
-        world.database.count(
-            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()",
-        ) == 1
+        world.database.count(&format!("SELECT count(*) FROM pg_stat_activity WHERE {backend} = ANY (pg_blocking_pids(pid))")) == 1
     });
     somebody.rows("COMMIT");
     eventually_equal("all are settled", 0, || world.topic.lag(&world.group));
