@@ -188,8 +188,7 @@ fn a_handler_that_stumbles_in_a_transaction_that_partitions_share_costs_only_its
     let lock = world.database.session();
     lock.rows("BEGIN; LOCK TABLE notification IN EXCLUSIVE MODE");
     send(&second[..1], 0);
-    let waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'notification'::regclass AND NOT granted";
-    eventually_equal("the first partition waits for us", 1, || world.database.count(waiting));
+    eventually_equal("the first partition waits for us", 1, || world.database.waiting_for("notification"));
     send(&second[1..], 1);
     let read = || {
         let (_, metrics) = crate::support::get(&admin, "/metrics").unwrap_or_default();

@@ -26,7 +26,7 @@ fn too_many_requests_gives_the_events_back_and_costs_no_attempt() {
     let orders = Order::some(6);
     stub.script([Rule::always(Act::busy(429, "1")).times(3)]);
     world.topic.send(orders.iter().map(Order::message));
-    let _engine = world.engine().provider(&stub.url()).start();
+    let _engine = world.engine().patient().provider(&stub.url()).start();
     assert_the_books_agree(&world, &stub, &orders);
     assert_eq!(world.database.count("SELECT count(*) FROM held_event"), 0);
     assert_eq!(world.database.column("SELECT DISTINCT attempts FROM payment"), ["1"]);

@@ -54,9 +54,7 @@ fn while_all_wait(
     before: impl FnOnce(),
     during: impl FnOnce(&mut Engine),
 ) {
-    // Only for that table: who notes how long ids are needed waits for the batch's own row.
-    let sql = "SELECT count(*) FROM pg_locks WHERE relation = 'payment'::regclass AND NOT granted";
-    let waiting = || world.database.count(sql);
+    let waiting = || world.database.waiting_for("payment");
     let (first, second) = (world.database.session(), world.database.session());
     first.rows(LOCK);
     let count = messages.len();

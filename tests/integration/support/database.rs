@@ -6,7 +6,7 @@ use onceward::lab::postgres::{Options, Postgres};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use super::engine::run_onceward;
-use super::{block_on, eventually, server};
+use super::{LIMIT, block_on, eventually, server};
 
 /// A database.
 pub struct Database {
@@ -75,6 +75,15 @@ impl Database {
     /// The one number that the query gives.
     pub fn count(&self, sql: &str) -> i64 {
         self.text(sql).parse().unwrap_or_else(|_| panic!("no number: {sql}"))
+    }
+
+    /// How many wait for a lock on this table. Not who waits for a row, as whoever notes how long ids are needed may do; and not who waits for
+    /// the table in another database, which has the same number there if both are copies of one.
+    pub fn waiting_for(&self, table: &str) -> i64 {
+        self.count(&format!(
+            "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
+             WHERE datname = current_database() AND relation = '{table}'::regclass AND NOT granted"
+        ))
     }
 
     /// The one value that the query gives.
@@ -146,6 +155,8 @@ impl Session {
         block_on(async {
             let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
             tokio::spawn(connection); // it ends with the client
+            // A thread of a test that has failed may wait for what the test itself holds.
+            client.batch_execute(&format!("SET lock_timeout = {}", LIMIT.as_millis())).await?;
             Ok(Self(client))
         })
     }
