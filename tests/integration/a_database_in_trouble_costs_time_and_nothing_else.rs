@@ -84,7 +84,7 @@ fn of_two_transactions_that_wait_for_each_other_ours_is_the_one_that_is_rolled_b
 
     let (outsider, waits) = (world.database.session(), world.database.session());
     outsider.rows("BEGIN");
-    let backend = outsider.rows("SELECT pg_backend_pid()")[0][0].clone().expect("a number");
+    let backend = outsider.backend();
     outsider.rows(&format!(
         "INSERT INTO payment (event_id, order_id, customer_id, amount, currency, status, attempts)
          VALUES ('{}', 1, 1, 1, 'EUR', 'charged', 1)",

@@ -148,7 +148,7 @@ fn a_claim_that_a_look_came_too_early_for_is_found_all_the_same() {
     eventually_equal("paid", 1, || world.database.count("SELECT count(*) FROM payment"));
     let orders = Order::some(10);
     let somebody = world.database.session();
-    let backend = somebody.rows("SELECT pg_backend_pid()")[0][0].clone().expect("a number");
+    let backend = somebody.backend();
     somebody.rows(&format!(
         "BEGIN; INSERT INTO processed_event (event_id, consumer_group, processed_at, source_id, event_digest, source_offset)
          SELECT '{}', consumer_group, now(), source_id, NULL, 77 FROM processed_event",

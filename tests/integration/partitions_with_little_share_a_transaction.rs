@@ -13,6 +13,8 @@ use crate::support::{Engine, EngineBuilder, Message, Order, Proxy, World, eventu
 
 const PARTITIONS: i32 = 24;
 const PAID: &str = "SELECT count(*) FROM payment";
+/// The transactions that wrote the claims, also where nobody is left who counted them.
+const WROTE_CLAIMS: &str = "SELECT count(DISTINCT xmin::text) FROM processed_event";
 
 /// One transaction at a time, so that partitions wait for each other; plain inserts from the first batch on, which is what they share.
 fn engine(world: &World) -> EngineBuilder {
@@ -43,6 +45,11 @@ fn send_at_once(world: &World, engine: &Engine, orders: &[Order]) {
     let read = || engine.metric("onceward_window_records", &[]);
     eventually_equal("every partition has its records", orders.len() as f64, read);
     lock.rows("COMMIT");
+}
+
+/// As [`while_all_wait`], and nothing happens meanwhile.
+fn send_and_let_wait(world: &World, engine: &mut Engine, messages: Vec<Message>) {
+    while_all_wait(world, engine, messages, || (), |_| ());
 }
 
 /// Sends the records so that all partitions but one wait for that one's transaction, which waits for us. Then `before` happens; and `during`
@@ -95,7 +102,7 @@ fn those_that_wait_at_the_same_time_go_in_one() {
     let world = World::with_partitions(PARTITIONS);
     let mut engine = engine(&world).start();
     let orders = one_for_each();
-    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
+    send_and_let_wait(&world, &mut engine, messages(&orders));
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), 2.0, "the first one's, and all others'");
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "applied")]), f64::from(PARTITIONS));
@@ -108,7 +115,7 @@ fn where_somebody_is_asked_none_waits_for_the_answers_of_another() {
     let world = World::with_partitions(PARTITIONS);
     let mut engine = engine(&world).provider(&world.provider.url()).start();
     let orders = one_for_each();
-    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
+    send_and_let_wait(&world, &mut engine, messages(&orders));
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), f64::from(PARTITIONS));
 }
@@ -120,7 +127,7 @@ fn poison_in_one_is_held_and_all_go_on_together() {
     let orders = one_for_each();
     let mut sent = messages(&orders);
     sent.push(Message::new(*b"no event").partition(9));
-    while_all_wait(&world, &mut engine, sent, || (), |_| ());
+    send_and_let_wait(&world, &mut engine, sent);
     assert_all_is_settled(&world, orders.len());
     assert_eq!(transactions(&engine), 2.0);
     let held = "SELECT reason || ' ' || state || ' ' || partition FROM held_event JOIN consumed_partition AS p ON p.id = source_id";
@@ -135,7 +142,7 @@ fn an_event_in_two_of_them_is_applied_once_and_costs_the_others_nothing() {
     let mut sent = messages(&orders);
     // Whichever goes first alone, two of these three are in one transaction.
     sent.extend([7, 8].map(|partition| orders[3].message().partition(partition)));
-    while_all_wait(&world, &mut engine, sent, || (), |_| ());
+    send_and_let_wait(&world, &mut engine, sent);
     assert_all_is_settled(&world, orders.len());
     assert!(engine.metric("onceward_claims_total", &[("form", "taken")]) >= 1.0, "they could not share it");
     assert_eq!(engine.metric("onceward_events_total", &[("outcome", "duplicate")]), 2.0);
@@ -150,7 +157,7 @@ fn a_row_that_the_database_refuses_is_found_alone_and_held() {
     let (bad, another) = (Order::new().amount("1000.00"), Order::new().amount("1001.00"));
     orders[4] = bad.clone();
     orders[5] = another.clone();
-    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
+    send_and_let_wait(&world, &mut engine, messages(&orders));
     eventually_equal("every record is settled and committed", 0, || world.topic.lag(&world.group));
     assert_eq!(world.database.count(PAID), i64::from(PARTITIONS) - 2);
     let mut refused = [bad, another].map(|order| format!("{} refused", order.event_id));
@@ -164,7 +171,7 @@ fn no_more_than_has_room_goes_in_one() {
     let world = World::with_partitions(PARTITIONS);
     let mut engine = engine(&world).start();
     let orders = Order::some((EACH * PARTITIONS) as usize);
-    while_all_wait(&world, &mut engine, messages(&orders), || (), |_| ());
+    send_and_let_wait(&world, &mut engine, messages(&orders));
     assert_all_is_settled(&world, orders.len());
     let of_at_most = |events: &str| engine.metric("onceward_batch_events_bucket", &[("le", events)]);
     assert_eq!(of_at_most("512"), transactions(&engine));
@@ -212,7 +219,7 @@ fn asked_to_end_while_they_share_one_it_settles_them_all_and_ends_in_order() {
     );
     assert!(engine.wait().success(), "{}", engine.log());
     assert_all_is_settled(&world, orders.len());
-    assert_eq!(world.database.count("SELECT count(DISTINCT xmin::text) FROM processed_event"), 2, "one alone, and all others");
+    assert_eq!(world.database.count(WROTE_CLAIMS), 2, "one alone, and all others");
 }
 
 #[test]
@@ -234,7 +241,7 @@ fn partitions_that_move_while_they_share_one_are_settled_first() {
     let second = second.expect("it was started");
     eventually_equal("each has its half", [PARTITIONS as usize / 2; 2], || [first.owned().len(), second.owned().len()]);
     assert_all_is_settled(&world, orders.len());
-    assert_eq!(world.database.count("SELECT count(DISTINCT xmin::text) FROM processed_event"), 2, "one alone, and all others");
+    assert_eq!(world.database.count(WROTE_CLAIMS), 2, "one alone, and all others");
     let more = one_for_each();
     world.topic.send(messages(&more));
     assert_all_is_settled(&world, orders.len() + more.len());

@@ -161,6 +161,11 @@ impl Session {
         })
     }
 
+    /// The process that serves it, as `pg_stat_activity` names it.
+    pub fn backend(&self) -> String {
+        self.rows("SELECT pg_backend_pid()")[0][0].clone().expect("a number")
+    }
+
     /// Runs statements; the rows of all of them.
     pub fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         self.try_rows(sql).unwrap_or_else(|error| panic!("{error:?}: {sql}"))
